@@ -1,0 +1,53 @@
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# The CPU build of torch cannot load torchvision's compiled operators; tests/shim supplies them.
+BENCHMARK := PYTHONPATH=tests/shim $(BIN)/python
+
+.PHONY: demo test test-slow lint format types coverage speed clean
+
+demo: $(VENV)/.cli
+	$(BIN)/secateur analyze resnet56
+
+test: $(VENV)/.dev
+	$(BIN)/pytest -n 2
+
+test-slow: $(VENV)/.dev
+	$(BIN)/pytest -n 2 -m slow
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+types: $(VENV)/.dev
+	$(BIN)/pyright
+
+coverage: $(VENV)/.benchmarks
+	$(BENCHMARK) benchmarks/coverage.py
+
+speed: $(VENV)/.benchmarks
+	$(BENCHMARK) benchmarks/analysis_speed.py
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per set of packages: a second call installs nothing until the requirements change.
+$(VENV)/.cli: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[cli]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[cli,vision,dev]'
+	touch $@ $(VENV)/.cli
+
+$(VENV)/.benchmarks: $(VENV)/.dev
+	$(INSTALL) torch-pruning
+	touch $@

@@ -1,0 +1,5 @@
+"""`python -m secateur` is the `secateur` command."""
+
+from secateur.cli import main
+
+main()

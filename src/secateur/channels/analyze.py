@@ -1,0 +1,146 @@
+"""Analyse a model: watch it run, tie what hangs together, freeze what must stay, probe the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.channels.build import build_graph
+from secateur.channels.example import Example, tensors_within
+from secateur.channels.groups import ChannelGraph, owner
+from secateur.channels.guard import check_model, explain, undisturbed
+from secateur.channels.labels import Role
+from secateur.channels.probe import find_failures
+from secateur.channels.trace import Watch
+from secateur.errors import InvalidExample, unknown_name
+
+Ignore = Callable[[str, nn.Module], bool] | Iterable[str] | str
+
+
+def analyze(
+    model: nn.Module,
+    example: Any,
+    *,
+    ignore: Ignore = (),
+    inexact: bool = False,
+    probe: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> ChannelGraph:
+    """Find every set of channels that can be removed together, and say why the others can't.
+
+    example: what the model is called with: a tensor, a tuple of positional or a dict of keyword arguments.
+    ignore: layers whose filters stay: names with wildcards, or a function of name and module. A module's name
+        stands for everything in it.
+    inexact: admit channels that pass layer norm, group norm and the like, where removing is not quite zeroing.
+    probe: try the cuts on a copy and freeze what fails, e.g. because the code uses fixed sizes.
+    progress: called with a line of text now and then.
+
+    The model is left exactly as it was.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    >>> analyze(net, torch.randn(1, 3, 8, 8))
+    ChannelGraph(1 groups, 8 channels, 1 frozen layers)
+    """
+    say = progress or (lambda text: None)
+    call = Example.of(example)
+    check_model(model, call)
+    watch = Watch(model, inexact)
+    notes: list[str] = []
+    say("watching a forward pass")
+    with undisturbed(model), torch.no_grad():
+        _watch(watch, model.eval(), call)
+        products, watch.products = watch.products, []
+        unused = "is a parameter never used in this forward pass"
+        try:
+            _watch_training(watch, model.train(), call.repeated())
+        except InvalidExample as error:
+            unused = "is never used in evaluation mode, and training mode cannot run on this example"
+            if any(not leaf.used for leaf in watch.leaves.values()):
+                notes.append(
+                    f"training mode cannot run on this example: {error.__cause__ and explain(error.__cause__)}"
+                )
+        watch.products = products
+    _freeze_ignored(watch, model, ignore)
+    _freeze_unused(watch, unused)
+    notes += watch.failures
+    graph = build_graph(watch, str(call), tuple(notes))
+    if not probe:
+        return graph
+    say("probing the cuts")
+    failures = find_failures(model, graph, call, say)
+    if failures:
+        for group in graph.groups:
+            if group.name in failures:
+                for member in group.members:
+                    axis = watch.leaf(member.tensor).state.axes[member.axis]
+                    assert isinstance(axis, Tensor)
+                    watch.table.freeze(axis[member.indices.reshape(-1)], failures[group.name])
+        graph = build_graph(watch, str(call), tuple(notes))
+    return graph
+
+
+def _watch(watch: Watch, model: nn.Module, example: Example) -> None:
+    """One watched forward pass; what it returns must stay."""
+    example = example.copied()
+    try:
+        with watch.following_modules(), watch:
+            output = example(model)
+    except Exception as error:
+        # Anything may come out of a user's forward pass.
+        raise InvalidExample(f"the model raised in its forward pass on input {example}: {explain(error)}") from error
+    for tensor in tensors_within(output):
+        state = watch.state(tensor)
+        for axis in state.axes if state is not None else ():
+            if isinstance(axis, Tensor):
+                watch.table.freeze(axis, "reaches the model's output")
+
+
+def _watch_training(watch: Watch, model: nn.Module, example: Example) -> None:
+    """Training mode is watched for what runs there, first without the arithmetic; if that fails, with it."""
+    watch.shapes_only = True
+    try:
+        _watch(watch, model, example)
+    except InvalidExample:
+        watch.shapes_only = False
+        _watch(watch, model, example)
+    finally:
+        watch.shapes_only = False
+
+
+def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:
+    modules = dict(model.named_modules())
+    if callable(ignore):
+        chosen = {name for name, module in modules.items() if ignore(name, module)}
+    else:
+        patterns = [ignore] if isinstance(ignore, str) else list(ignore)
+        chosen = set()
+        for pattern in patterns:
+            matching = {name for name in modules if fnmatchcase(name, pattern)}
+            if not matching:
+                raise unknown_name("layer", pattern, [name for name in modules if name])
+            chosen |= matching
+    roles = watch.table.roles()
+    for leaf in watch.leaves.values():
+        path = owner(leaf.name) if "." in leaf.name else ""
+        if any(path == name or path.startswith(f"{name}.") for name in chosen):
+            for axis in leaf.state.axes:
+                if isinstance(axis, Tensor):
+                    made = axis[roles[axis >> 1] >= Role.PASSES]
+                    watch.table.freeze(made, "is ignored, as asked for")
+
+
+def _freeze_unused(watch: Watch, reason: str) -> None:
+    """Parameters that no operator saw, and those that share memory, about which nothing is known."""
+    owners: dict[int, Any] = {}
+    for leaf in watch.leaves.values():
+        if not leaf.used:
+            watch.freeze_leaf(leaf, reason)
+        if leaf.tensor.numel() and leaf.tensor.layout is torch.strided:
+            other = owners.setdefault(leaf.tensor.untyped_storage()._cdata, leaf)
+            if other is not leaf:
+                watch.freeze_leaf(leaf, f"shares memory with {other.name}")
+                watch.freeze_leaf(other, f"shares memory with {leaf.name}")

@@ -1,0 +1,211 @@
+"""From labels to groups: number the channels, gather their slices, sort out what must stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from secateur.channels.cost import CostRow
+from secateur.channels.groups import ChannelGraph, ChannelGroup, FrozenChannels, Member, SizeAttribute, owner
+from secateur.channels.labels import Role, labels_of
+from secateur.channels.trace import Leaf, Watch
+
+ROLE_NAMES = {Role.PRODUCES: "produces", Role.PASSES: "passes", Role.CONSUMES: "consumes", Role.UNUSED: "passes"}
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Every label of a parameter or buffer: which axis it is on, where, in which component, in which role."""
+
+    axes: list[tuple[Leaf, int]]
+    lengths: Tensor
+    axis: Tensor
+    index: Tensor
+    component: Tensor
+    role: Tensor
+
+    @staticmethod
+    def of(watch: Watch, component: Tensor) -> Slices:
+        axes = [(leaf, axis) for leaf in watch.leaves.values() for axis in range(leaf.tensor.dim())]
+        lengths = torch.tensor([leaf.tensor.shape[axis] for leaf, axis in axes], dtype=torch.long, device="cpu")
+        count = int(lengths.sum())
+        axis = torch.repeat_interleave(torch.arange(len(axes), device="cpu"), lengths)
+        index = torch.arange(count, device="cpu") - (torch.cumsum(lengths, 0) - lengths)[axis]
+        return Slices(axes, lengths, axis, index, component[:count], watch.table.roles()[:count])
+
+    @cached_property
+    def axis_roles(self) -> list[Role]:
+        """The strongest role on each axis."""
+        roles = torch.zeros(len(self.axes), dtype=torch.int8, device="cpu")
+        roles.scatter_reduce_(0, self.axis, self.role, "amax")
+        return [Role(role) for role in roles.tolist()]
+
+
+def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...]) -> ChannelGraph:
+    """The channel graph of a watched run."""
+    _tie_notes(watch)
+    component = watch.table.channels()
+    num_components = int(component.max()) + 1 if component.numel() else 0
+    slices = Slices.of(watch, component)
+    active = torch.zeros(num_components, dtype=torch.bool, device="cpu")
+    active[slices.component[slices.role >= Role.PASSES]] = True
+    reasons, why = _reasons(watch, component, num_components)
+    pairs, counts = torch.unique(slices.component * len(slices.axes) + slices.axis, return_counts=True)
+    pair_component, pair_axis = pairs // len(slices.axes), pairs % len(slices.axes)
+    whole = pair_component[(counts == slices.lengths[pair_axis]) & (active & (why < 0))[pair_component]]
+    reasons.append("hangs together with every other channel of its layer")
+    why[whole] = len(reasons) - 1
+    chosen = active & (why < 0)
+    group_of = _group(pair_component, pair_axis, counts, chosen)
+    groups, channel_of = _gather(group_of, chosen, slices, _inexact(watch, component))
+
+    channel_at = channel_of[slices.component]
+    touched = torch.unique(slices.axis[channel_at >= 0]).tolist()
+    on_axis = channel_at.split(slices.lengths.tolist())
+    names = [(leaf.name, axis) for leaf, axis in slices.axes]
+    axes = {names[number]: on_axis[number] for number in touched}
+
+    def channels_on(axis: object) -> Tensor | None:
+        if not isinstance(axis, Tensor):
+            return None
+        channels = channel_of[component[labels_of(axis)]]
+        return channels if bool((channels >= 0).any()) else None
+
+    attributes: dict[tuple[str, str, int | None], SizeAttribute] = {}
+    for note in watch.notes:
+        key = (note.module, note.attribute, note.position)
+        channels = channels_on(note.codes) if key not in attributes else None
+        if channels is not None:
+            attributes[key] = SizeAttribute(*key, size=note.codes.numel(), channels=channels)
+    leaves = list(watch.leaves.values())
+    return ChannelGraph(
+        groups=groups,
+        frozen=_frozen(slices, why, reasons),
+        shapes={leaf.name: tuple(leaf.tensor.shape) for leaf in leaves},
+        axes=axes,
+        roles={names[number]: slices.axis_roles[number] for number in touched},
+        attributes=tuple(attributes.values()),
+        layers=tuple(
+            CostRow(p.module, p.kind, p.volume, tuple(p.sizes), tuple(channels_on(a) for a in p.axes))
+            for p in watch.products
+        ),
+        sizes=tuple(_size_row(leaf, axes) for leaf in leaves if isinstance(leaf.tensor, nn.Parameter)),
+        input=input_text,
+        notes=notes,
+    )
+
+
+def _size_row(leaf: Leaf, axes: dict[tuple[str, int], Tensor]) -> CostRow:
+    shape = tuple(leaf.tensor.shape)
+    return CostRow(leaf.name, "parameter", 1, shape, tuple(axes.get((leaf.name, d)) for d in range(len(shape))))
+
+
+def _reasons(watch: Watch, component: Tensor, num_components: int) -> tuple[list[str], Tensor]:
+    """All reasons, and for every component the number of the first that freezes it, or -1."""
+    reasons = [reason for _, reason in watch.table.frozen]
+    why = torch.full((num_components,), len(reasons), dtype=torch.long, device="cpu")
+    if reasons:
+        codes = [codes.reshape(-1) for codes, _ in watch.table.frozen]
+        lengths = torch.tensor([c.numel() for c in codes], device="cpu")
+        numbers = torch.repeat_interleave(torch.arange(len(reasons), device="cpu"), lengths)
+        why.scatter_reduce_(0, component[labels_of(torch.cat(codes))], numbers, "amin")
+    why[why == len(reasons)] = -1
+    return reasons, why
+
+
+def _inexact(watch: Watch, component: Tensor) -> dict[int, str]:
+    """The components that were admitted although removing is not zeroing, with the reason."""
+    found: dict[int, str] = {}
+    for codes, reason in watch.table.inexact:
+        for number in component[labels_of(codes)].unique().tolist():
+            found.setdefault(number, reason)
+    return found
+
+
+def _tie_notes(watch: Watch) -> None:
+    """An attribute seen at several places has one value: what it counts there goes together."""
+    first: dict[tuple[str, str, int | None], Tensor] = {}
+    for note in watch.notes:
+        known = first.setdefault((note.module, note.attribute, note.position), note.codes)
+        if known.shape == note.codes.shape:
+            watch.table.tie(known, note.codes)
+
+
+def _group(component: Tensor, axis: Tensor, counts: Tensor, chosen: Tensor) -> Tensor:
+    """Number the sets of components that have equally many slices on the same axes; -1 for those not chosen."""
+    signature = torch.zeros(chosen.numel(), 2, dtype=torch.long, device="cpu")
+    for column, (multiplier, shift) in enumerate([(0x1E3779B97F4A7C15, 29), (0x5851F42D4C957F2D, 31)]):
+        mixed = (axis * 0x10001 + counts + 1) * multiplier
+        mixed = (mixed ^ (mixed >> shift)) * multiplier
+        signature[:, column].index_add_(0, component, mixed ^ (mixed >> shift))
+    result = torch.full(chosen.shape, -1, dtype=torch.long, device="cpu")
+    members = chosen.nonzero()[:, 0]
+    numbers: dict[tuple[int, int], int] = {}
+    result[members] = torch.tensor(
+        [numbers.setdefault(tuple(row), len(numbers)) for row in signature[members].tolist()],
+        dtype=torch.long,
+        device="cpu",
+    )
+    return result
+
+
+def _gather(
+    group_of: Tensor, chosen: Tensor, slices: Slices, inexact: dict[int, str]
+) -> tuple[tuple[ChannelGroup, ...], Tensor]:
+    """The groups, and for every component its channel number or -1."""
+    channel_of = torch.full(chosen.shape, -1, dtype=torch.long, device="cpu")
+    components = chosen.nonzero()[:, 0]
+    order = components[torch.argsort(group_of[components], stable=True)]
+    channel_of[order] = torch.arange(order.numel(), device="cpu")
+    sizes = torch.bincount(group_of[components]).tolist() if components.numel() else []
+
+    rows = (channel_of[slices.component] >= 0).nonzero()[:, 0]
+    block = group_of[slices.component[rows]] * len(slices.axes) + slices.axis[rows]
+    position = torch.argsort(block * (order.numel() + 1) + channel_of[slices.component[rows]], stable=True)
+    blocks, lengths = torch.unique_consecutive(block[position], return_counts=True)
+    members: list[list[Member]] = [[] for _ in sizes]
+    for number, indices in zip(blocks.tolist(), slices.index[rows[position]].split(lengths.tolist()), strict=True):
+        group, axis_number = divmod(number, len(slices.axes))
+        leaf, axis = slices.axes[axis_number]
+        role = ROLE_NAMES[slices.axis_roles[axis_number]]
+        members[group].append(Member(leaf.name, axis, role, indices.view(sizes[group], -1)))
+
+    vectors = {leaf.name for leaf, _ in slices.axes if leaf.tensor.dim() == 1}
+    groups = []
+    names: dict[str, int] = {}
+    start = 0
+    for number, size in enumerate(sizes):
+        made = [m for m in members[number] if m.role == "produces"]
+        name = owner((made or members[number])[0].tensor)
+        names[name] = names.get(name, 0) + 1
+        if names[name] > 1:
+            name = f"{name}#{names[name]}"
+        # A bias is produced along with its filter and does not count twice.
+        filters = sum(m.indices.shape[1] for m in made if m.tensor not in vectors)
+        reason = (
+            next((inexact[c] for c in order[start : start + size].tolist() if c in inexact), None) if inexact else None
+        )
+        groups.append(ChannelGroup(name, start, size, tuple(members[number]), filters, reason))
+        start += size
+    return tuple(groups), channel_of
+
+
+def _frozen(slices: Slices, why: Tensor, reasons: list[str]) -> tuple[FrozenChannels, ...]:
+    """The filters that stay, layer by layer and reason by reason."""
+    listed = [
+        leaf.tensor.dim() > 1 and (role == Role.PRODUCES or (axis == 0 and not leaf.used))
+        for (leaf, axis), role in zip(slices.axes, slices.axis_roles, strict=True)
+    ]
+    stays = (torch.tensor(listed, device="cpu")[slices.axis] & (why[slices.component] >= 0)).nonzero()[:, 0]
+    key = slices.axis[stays] * len(reasons) + why[slices.component[stays]]
+    position = torch.argsort(key, stable=True)
+    keys, lengths = torch.unique_consecutive(key[position], return_counts=True)
+    result = []
+    for number, indices in zip(keys.tolist(), slices.index[stays[position]].split(lengths.tolist()), strict=True):
+        axis_number, reason = divmod(number, len(reasons))
+        leaf, axis = slices.axes[axis_number]
+        result.append(FrozenChannels(owner(leaf.name), leaf.name, axis, indices, reasons[reason]))
+    return tuple(result)

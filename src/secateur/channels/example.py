@@ -1,0 +1,97 @@
+"""The example input, however it is given, and what a model returns, however it is wrapped."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """Arguments of one call of the model."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @staticmethod
+    def of(example: Any) -> Example:
+        """A tuple holds positional arguments, a dict keyword arguments, anything else is the one argument."""
+        if isinstance(example, Example):
+            return example
+        if isinstance(example, tuple):
+            return Example(example, {})
+        if isinstance(example, dict):
+            return Example((), example)
+        return Example((example,), {})
+
+    def __call__(self, model: nn.Module) -> Any:
+        return model(*self.args, **self.kwargs)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Example:
+        return Example(map_tensors(self.args, change), map_tensors(self.kwargs, change))
+
+    def double(self) -> Example:
+        return self._map(lambda t: t.double() if t.is_floating_point() else t)
+
+    def copied(self) -> Example:
+        """A copy, so that a model that writes into its input leaves the caller's alone."""
+        return self._map(lambda t: t.detach().clone())
+
+    def repeated(self) -> Example:
+        """Twice the batch, for training mode: tensors whose first axis is that of the first tensor."""
+        tensors = [t for t in self.tensors if t.dim() > 1]
+        batch = tensors[0].shape[0] if tensors else None
+        return self._map(lambda t: torch.cat([t, t]) if t.dim() > 0 and t.shape[0] == batch else t)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return tensors_within((self.args, self.kwargs))
+
+    def __str__(self) -> str:
+        shapes = ["x".join(str(n) for n in t.shape) or "scalar" for t in self.tensors]
+        return ", ".join(shapes) or "no tensors"
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same nesting of tuples, lists and dicts with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(v, change) for v in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map_tensors(v, change) for v in value)
+    if isinstance(value, dict):
+        return {k: map_tensors(v, change) for k, v in value.items()}
+    return value
+
+
+def tensors_within(value: Any) -> list[Tensor]:
+    """Every tensor in a nest of containers and plain objects, in order."""
+    found: list[Tensor] = []
+    seen: set[int] = set()
+
+    def visit(item: Any) -> None:
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(
+            item, (str, bytes, int, float, complex, type(None), type, torch.dtype, torch.device, nn.Module)
+        ):
+            return
+        elif id(item) not in seen:
+            seen.add(id(item))
+            if isinstance(item, Mapping):
+                for entry in item.values():
+                    visit(entry)
+            elif isinstance(item, (list, tuple, set, frozenset)):
+                for entry in item:
+                    visit(entry)
+            elif hasattr(item, "__dict__"):
+                for entry in vars(item).values():
+                    visit(entry)
+
+    visit(value)
+    return found

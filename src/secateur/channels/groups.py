@@ -1,0 +1,195 @@
+"""Channels, groups of channels, and what stays: the result of the analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secateur.channels.cost import Cost, CostRow, savings, total
+from secateur.channels.labels import Role
+from secateur.errors import unknown_name
+
+
+@dataclass(frozen=True)
+class Member:
+    """The slices of one tensor along one axis that belong to a group."""
+
+    tensor: str
+    axis: int
+    role: str
+    """"produces", "passes" or "consumes"."""
+    indices: Tensor
+    """Row c: the indices that belong to channel c of the group."""
+
+
+@dataclass(frozen=True)
+class ChannelGroup:
+    """Channels with the same members; any of them can be removed, each with all its slices."""
+
+    name: str
+    start: int
+    """Number of the group's first channel in the graph's one list of channels."""
+    size: int
+    members: tuple[Member, ...]
+    filters_per_channel: int
+    """How many filters (rows of convolutions and linear layers) one channel removes."""
+    inexact: str | None
+    """Why the masked and the shrunk network differ here, if they do."""
+
+    @property
+    def exact(self) -> bool:
+        return self.inexact is None
+
+    @property
+    def layers(self) -> list[str]:
+        """The layers whose filters these are."""
+        return [owner(m.tensor) for m in self.members if m.role == "produces" and m.tensor.endswith("weight")]
+
+
+@dataclass(frozen=True)
+class FrozenChannels:
+    """Filters of one layer that must stay, and why."""
+
+    name: str
+    tensor: str
+    axis: int
+    indices: Tensor
+    reason: str
+
+    @property
+    def size(self) -> int:
+        return self.indices.numel()
+
+
+@dataclass(frozen=True)
+class SizeAttribute:
+    """A number that a module keeps for itself and that follows its channels."""
+
+    module: str
+    attribute: str
+    position: int | None
+    size: int
+    channels: Tensor
+
+
+def owner(tensor: str) -> str:
+    """The module that a parameter or buffer belongs to.
+
+    >>> owner("layer1.0.conv1.weight")
+    'layer1.0.conv1'
+    """
+    return tensor.rpartition(".")[0] or tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelGraph:
+    """Everything in a network that hangs together. `print` it; `to_dict` is its JSON form."""
+
+    groups: tuple[ChannelGroup, ...]
+    frozen: tuple[FrozenChannels, ...]
+    shapes: dict[str, tuple[int, ...]]
+    """Every parameter and buffer by name (tied ones once)."""
+    axes: dict[tuple[str, int], Tensor]
+    """For each axis that can lose channels the channel number at each index, -1 where it always stays."""
+    roles: dict[tuple[str, int], Role]
+    attributes: tuple[SizeAttribute, ...]
+    layers: tuple[CostRow, ...]
+    """Multiply-adds, one row per operator call."""
+    sizes: tuple[CostRow, ...]
+    """Parameters, one row per parameter."""
+    input: str
+    """The example in words."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_channels(self) -> int:
+        return self.groups[-1].start + self.groups[-1].size if self.groups else 0
+
+    def all_kept(self) -> Tensor:
+        return torch.ones(self.num_channels, dtype=torch.bool, device="cpu")
+
+    @cached_property
+    def macs(self) -> int:
+        return total(self.layers, self.all_kept())
+
+    @cached_property
+    def params(self) -> int:
+        return total(self.sizes, self.all_kept())
+
+    def cost(self, keep: Tensor | None = None) -> Cost:
+        """MACs and parameters when only the channels of this boolean mask are kept."""
+        keep = self.all_kept() if keep is None else keep
+        return Cost(total(self.layers, keep), total(self.sizes, keep))
+
+    def savings(self, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """MACs and parameters that the removal of each channel alone would save, as the network stands."""
+        keep = self.all_kept() if keep is None else keep
+        return savings(self.layers, keep), savings(self.sizes, keep)
+
+    @property
+    def num_filters(self) -> int:
+        """Filters of the whole network, removable or not."""
+        return self.num_free_filters + sum(f.size for f in self.frozen)
+
+    @property
+    def num_free_filters(self) -> int:
+        return sum(g.size * g.filters_per_channel for g in self.groups)
+
+    def group(self, name: str) -> ChannelGroup:
+        for group in self.groups:
+            if group.name == name:
+                return group
+        frozen = [f for f in self.frozen if f.name == name]
+        if frozen:
+            from secateur.errors import InvalidPlan
+
+            raise InvalidPlan(f"the channels of {name!r} must stay: each {frozen[0].reason}")
+        raise unknown_name("group", name, [g.name for g in self.groups])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {
+            "version": 1,
+            "input": self.input,
+            "macs": self.macs,
+            "params": self.params,
+            "channels": self.num_channels,
+            "groups": [
+                {
+                    "name": g.name,
+                    "size": g.size,
+                    "filters_per_channel": g.filters_per_channel,
+                    "exact": g.exact,
+                    "inexact": g.inexact,
+                    "members": [
+                        {"tensor": m.tensor, "axis": m.axis, "role": m.role, "indices": m.indices.tolist()}
+                        for m in g.members
+                    ],
+                }
+                for g in self.groups
+            ],
+            "frozen": [
+                {"name": f.name, "tensor": f.tensor, "axis": f.axis, "indices": f.indices.tolist(), "reason": f.reason}
+                for f in self.frozen
+            ],
+            "layers": [{"name": r.name, "kind": r.kind, "macs": r.value(self.all_kept())} for r in self.layers],
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        from secateur.channels.table import describe
+
+        return describe(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"ChannelGraph({len(self.groups)} groups, {self.num_channels} channels, {len(self.frozen)} frozen layers)"
+        )
+
+
+Select = Callable[[str, Any], bool] | Iterable[str] | str

@@ -1,0 +1,117 @@
+"""Look at a model without leaving a trace, and refuse the ones that cannot be looked at."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from secateur.channels.example import Example
+from secateur.errors import InvalidExample, InvalidModel
+
+WRAPPERS = {
+    "DataParallel": "pass model.module instead",
+    "DistributedDataParallel": "pass model.module instead",
+    "FullyShardedDataParallel": "analyse the model before wrapping it",
+    "OptimizedModule": "pass the model that was given to torch.compile (model._orig_mod)",
+}
+
+
+def check_model(model: Any, example: Example) -> None:
+    """Raise if this model cannot be analysed, naming what and the remedy."""
+    if not isinstance(model, nn.Module):
+        raise InvalidModel(f"a model is an nn.Module, got {type(model).__name__}")
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        where = f"module {name!r}" if name else "the model"
+        if kind in WRAPPERS:
+            raise InvalidModel(f"{where} is a {kind} wrapper: {WRAPPERS[kind]}")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InvalidModel(
+                f"{where} is TorchScript, whose tensors cannot be cut: pass the Python model it was made from"
+            )
+        if "quantized" in type(module).__module__.split("."):
+            raise InvalidModel(f"{where} ({kind}) is quantised: prune the float model first, then quantise")
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in tensors:
+        if is_lazy(tensor):
+            raise InvalidModel(f"parameter {name!r} has no shape yet: run the model once on an example")
+        if tensor.is_quantized:
+            raise InvalidModel(f"tensor {name!r} is quantised: prune the float model first, then quantise")
+        if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+            raise InvalidModel(f"tensor {name!r} is a {type(tensor).__name__}: pass a model of plain tensors")
+    if not any(True for _ in model.parameters()):
+        raise InvalidModel(f"{type(model).__name__} has no parameters: there is nothing to prune")
+    places: dict[torch.device, str] = {}
+    for name, tensor in tensors:
+        places.setdefault(tensor.device, name)
+    if len(places) > 1:
+        listed = ", ".join(f"{name!r} on {device}" for device, name in places.items())
+        raise InvalidModel(f"the model is spread over several devices ({listed}): move it to one with model.to(device)")
+    for name, tensor in model.named_parameters():
+        if tensor.is_floating_point() and tensor.device.type != "meta" and not _is_finite(tensor.detach()):
+            raise InvalidModel(f"parameter {name!r} holds NaN or infinite values: load a sound checkpoint")
+    device = next(iter(places))
+    if not example.tensors:
+        raise InvalidExample(
+            "the example holds no tensor: pass what the model is called with, e.g. torch.randn(1, 3, 224, 224)"
+        )
+    for tensor in example.tensors:
+        if tensor.device != device and device.type != "meta":
+            raise InvalidExample(f"the model is on {device}, the example on {tensor.device}: move one with .to(...)")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # One pass over the values almost always answers; a sum may overflow though every value is finite.
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Put back training flags, attributes, buffers and random state on leaving."""
+    modules = list(model.modules())
+    attributes = [dict(vars(module)) for module in modules]
+    contents = [
+        (value, type(value)(value))
+        for saved in attributes
+        for value in saved.values()
+        if value and type(value) in (dict, list, set)
+    ]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    devices = sorted(
+        {t.device.index for t in model.parameters() if t.device.type == "cuda" and t.device.index is not None}
+    )
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            for module, saved in zip(modules, attributes, strict=True):
+                vars(module).clear()
+                vars(module).update(saved)
+            for value, saved in contents:
+                if isinstance(value, list):
+                    value[:] = saved
+                else:
+                    value.clear()
+                    value.update(saved)
+            for buffer, value in buffers:
+                # Batch norm does not count its writes to running statistics as new versions: compare values.
+                if buffer.device.type != "meta" and not torch.equal(buffer, value):
+                    buffer.data.copy_(value)
+
+
+def explain(error: BaseException) -> str:
+    """The error in one line, with the line of the user's code that raised it."""
+    here = Path(__file__).parent.parent
+    inside = (str(here), str(Path(torch.__file__).parent))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside)]
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = text if len(text) <= 300 else text[:297] + "..."
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    return f"{type(error).__name__}: {text}{place}"

@@ -1,0 +1,168 @@
+"""A plan: which channels of which group are kept. Plain data, checked against the graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secateur.channels.cost import Cost, is_kept
+from secateur.channels.groups import ChannelGraph, ChannelGroup
+from secateur.channels.labels import Role
+from secateur.errors import InvalidPlan
+
+VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Which channels stay. Build it with `keep`, `drop`, `select` or `from_json`.
+
+    >>> import secateur, torch
+    >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 2, 1))
+    >>> graph = secateur.analyze(net, torch.randn(1, 3, 8, 8))
+    >>> plan = Plan.keep(graph, {"0": [0, 1, 2]})
+    >>> secateur.shrink(net, plan)[0]
+    Conv2d(3, 3, kernel_size=(3, 3), stride=(1, 1))
+    """
+
+    graph: ChannelGraph
+    kept: Tensor
+    """A boolean per channel of the graph."""
+
+    def __post_init__(self) -> None:
+        if self.kept.dtype != torch.bool or self.kept.shape != (self.graph.num_channels,):
+            raise InvalidPlan(
+                f"a selection needs one boolean for each of the {self.graph.num_channels} channels, "
+                f"got {tuple(self.kept.shape)} of {self.kept.dtype}"
+            )
+        emptied = sorted(
+            {
+                tensor
+                for (tensor, _), channels in self.graph.axes.items()
+                if not bool(is_kept(channels, self.kept).any())
+            }
+        )
+        if emptied:
+            raise InvalidPlan(
+                f"the plan would leave nothing of {', '.join(emptied)}; keep at least one channel of each"
+            )
+
+    @classmethod
+    def keep(cls, graph: ChannelGraph, groups: Mapping[str, Iterable[int]]) -> Plan:
+        """Keep these channels of these groups, and everything else whole."""
+        kept = graph.all_kept()
+        for name, indices in groups.items():
+            group = graph.group(name)
+            kept[group.start : group.start + group.size] = False
+            kept[[group.start + index for index in _checked(group, indices)]] = True
+        return cls(graph, kept)
+
+    @classmethod
+    def drop(cls, graph: ChannelGraph, fraction: float = 0.3, seed: int = 0) -> Plan:
+        """Drop this fraction of every group at random: the nearest number, one at least, never all."""
+        if not 0 <= fraction < 1:
+            raise InvalidPlan(f"fraction must be at least 0 and below 1, got {fraction}")
+        generator = torch.Generator().manual_seed(seed)
+        kept = graph.all_kept()
+        for group in graph.groups:
+            if group.size > 1 and fraction > 0:
+                count = min(max(1, round(fraction * group.size)), group.size - 1)
+                chosen = torch.randperm(group.size, generator=generator)[:count]
+                kept[group.start + chosen] = False
+        return cls(graph, kept)
+
+    @classmethod
+    def select(cls, graph: ChannelGraph, kept: Tensor) -> Plan:
+        """From a boolean per channel of the graph, in the order of its groups."""
+        return cls(graph, kept.detach().cpu().clone())
+
+    @property
+    def cost(self) -> Cost:
+        return self.graph.cost(self.kept)
+
+    @property
+    def groups(self) -> dict[str, list[int]]:
+        """Kept indices of every group that loses channels."""
+        return {
+            group.name: indices.nonzero()[:, 0].tolist()
+            for group, indices in self._per_group()
+            if not bool(indices.all())
+        }
+
+    @property
+    def exact(self) -> bool:
+        """Whether masked and shrunk must agree: no group that was admitted as inexact is touched."""
+        return all(group.exact for group, indices in self._per_group() if not bool(indices.all()))
+
+    def _per_group(self) -> Iterator[tuple[ChannelGroup, Tensor]]:
+        for group in self.graph.groups:
+            yield group, self.kept[group.start : group.start + group.size]
+
+    def slices(self) -> Iterator[tuple[str, int, list[int], str]]:
+        """Every cut as (tensor name, axis, removed indices, role).
+
+        The masked network has zeros where the role is "produces" or "passes"; "consumes" is untouched there.
+        """
+        names = {Role.PRODUCES: "produces", Role.CONSUMES: "consumes"}
+        for (tensor, axis), channels in self.graph.axes.items():
+            removed = (~is_kept(channels, self.kept)).nonzero()[:, 0].tolist()
+            if removed:
+                yield tensor, axis, removed, names.get(self.graph.roles[tensor, axis], "passes")
+
+    def to_json(self) -> str:
+        groups = {
+            group.name: {"size": group.size, "kept": indices.nonzero()[:, 0].tolist()}
+            for group, indices in self._per_group()
+            if not bool(indices.all())
+        }
+        return json.dumps({"format": "secateur-plan", "version": VERSION, "groups": groups})
+
+    @classmethod
+    def from_json(cls, graph: ChannelGraph, text: str) -> Plan:
+        """Read a plan written by `to_json` and check it against the graph."""
+        try:
+            data: Any = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InvalidPlan(f"a plan is JSON, but: {error}") from None
+        if (
+            not isinstance(data, dict)
+            or data.get("format") != "secateur-plan"
+            or not isinstance(data.get("groups"), dict)
+        ):
+            raise InvalidPlan('this is not a plan: it lacks "format": "secateur-plan" or its "groups"')
+        if data.get("version") != VERSION:
+            raise InvalidPlan(f"this plan has version {data.get('version')!r}; this Secateur reads version {VERSION}")
+        kept: dict[str, list[int]] = {}
+        for name, entry in data["groups"].items():
+            if not isinstance(entry, dict) or not isinstance(entry.get("kept"), list):
+                raise InvalidPlan(f'group {name!r} of the plan needs "size" and "kept"')
+            size = graph.group(name).size
+            if entry.get("size") != size:
+                raise InvalidPlan(
+                    f"group {name!r} has {size} channels here and {entry.get('size')} in the plan: another network?"
+                )
+            kept[name] = entry["kept"]
+        return cls.keep(graph, kept)
+
+    def __repr__(self) -> str:
+        macs, params = self.cost.macs / max(1, self.graph.macs), self.cost.params / max(1, self.graph.params)
+        channels = f"{int(self.kept.sum())} of {self.kept.numel()} channels"
+        return f"Plan({channels}, {macs:.1%} of the MACs, {params:.1%} of the parameters)"
+
+
+def _checked(group: ChannelGroup, indices: Iterable[int]) -> list[int]:
+    chosen = list(indices)
+    for index in chosen:
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < group.size:
+            raise InvalidPlan(f"group {group.name!r} has channels 0 to {group.size - 1}, but the plan keeps {index!r}")
+    if not chosen:
+        layers = ", ".join(group.layers) or group.name
+        raise InvalidPlan(
+            f"the plan would leave nothing of {layers}; keep at least one channel of group {group.name!r}"
+        )
+    return chosen

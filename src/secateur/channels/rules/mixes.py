@@ -1,0 +1,224 @@
+"""Operators that look at many elements at once.
+
+Along space they treat each channel alone and only carry labels. Along an axis of channels they see all of them:
+removing one is then not the same as zeroing it.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from torch import Tensor
+
+from secateur.channels.labels import Role, is_alive, with_alive
+from secateur.channels.rules.contractions import reduced
+from secateur.channels.rules.registry import UNIFORM, Axis, Call, positive, rule
+
+
+@rule("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit")
+@rule("_native_batch_norm_legit_no_training", "_batch_norm_with_update", "_batch_norm_no_update")
+def batch_norm(call: Call) -> None:
+    """Each channel alone. With weight and bias at zero its output is zero, whatever comes in."""
+    data = call["input"]
+    axes = call.axes(data)
+    codes = axes[1]
+    per_channel = [t for t in call.tensors if t is not data and t.dim() == 1]
+    affine = [call[name] for name in ("weight", "bias")]
+    batch_statistics = bool(call["training"]) if call.has("training") else "no_training" not in call.name
+    if isinstance(codes, Tensor):
+        alive = is_alive(codes)
+        for tensor in per_channel:
+            axis = call.axes(tensor)[0]
+            if isinstance(axis, Tensor):
+                call.table.tie(codes, axis)
+                call.table.mark(axis, Role.PASSES)
+                if tensor is affine[0]:
+                    alive = alive & is_alive(axis)
+            elif axis is None:
+                call.freeze(codes, "passes a batch norm of fixed size")
+        bias = affine[1]
+        if bias is not None:
+            bias_axis = call.axes(bias)[0]
+            alive = alive | (is_alive(bias_axis) if isinstance(bias_axis, Tensor) else not call.is_zero(bias))
+        axes[1] = with_alive(codes, alive)
+    else:
+        for tensor in per_channel:
+            call.freeze_axes(tensor, "normalises channels of fixed number")
+    for dim, axis in enumerate(axes):
+        if dim != 1:
+            seen = call.mix(axis, "passes a batch norm across its own axis") if batch_statistics else axis
+            axes[dim] = with_alive(seen, True) if isinstance(seen, Tensor) and not call.is_weights(data) else seen
+    call.put(call.outputs[0], axes)
+
+
+@rule("native_layer_norm", "_fused_rms_norm", "rms_norm")
+def layer_norm(call: Call) -> None:
+    data = call["input"]
+    axes = call.axes(data)
+    width = len(call["normalized_shape"])
+    affine = [t for t in call.tensors if t is not data]
+    for offset in range(-width, 0):
+        axis = axes[offset]
+        if not isinstance(axis, Tensor):
+            for tensor in affine:
+                call.freeze(call.axes(tensor)[offset], "normalises channels of fixed number")
+            continue
+        seen = call.mix(axis, "passes layer norm, which sees all channels")
+        for tensor in affine:
+            other = call.axes(tensor)[offset]
+            if isinstance(other, Tensor):
+                call.table.tie(axis, other)
+                call.table.mark(other, Role.PASSES)
+        axes[offset] = with_alive(axis, not affine) if isinstance(seen, Tensor) else None
+    for dim in range(data.dim() - width):
+        axis = axes[dim]
+        if isinstance(axis, Tensor) and len(affine) > 1:
+            axes[dim] = with_alive(axis, True)
+    call.put(call.outputs[0], axes)
+
+
+@rule("native_group_norm")
+def group_norm(call: Call) -> None:
+    """Groups of channels are normalised together; asked for, one position of every group goes at a time."""
+    data, groups = call["input"], call["group"]
+    axes = call.axes(data)
+    codes = axes[1]
+    affine = [t for t in (call["weight"], call["bias"]) if t is not None]
+    if isinstance(codes, Tensor):
+        for tensor in affine:
+            other = call.axes(tensor)[0]
+            if isinstance(other, Tensor):
+                call.table.tie(codes, other)
+                call.table.mark(other, Role.PASSES)
+        if groups == codes.shape[0]:
+            call.watch.note_size(codes, groups)
+            axes[1] = with_alive(codes, is_alive(codes) & (not affine))
+        elif call.mix(codes, "passes group norm, which sees several channels") is not None:
+            lines = codes.reshape(groups, -1)
+            call.table.tie(lines, lines[:1])
+            axes[1] = with_alive(codes, not affine)
+        else:
+            axes[1] = None
+    else:
+        for tensor in affine:
+            call.freeze_axes(tensor, "normalises channels of fixed number")
+    for dim in (0, *range(2, data.dim())):
+        axis = axes[dim]
+        if dim > 1:
+            call.freeze(axis, "passes group norm across its own axis")
+            axes[dim] = None
+        elif isinstance(axis, Tensor):
+            axes[dim] = with_alive(axis, True)
+    call.put(call.outputs[0], axes)
+
+
+@rule("_softmax", "_log_softmax", "cumsum", "cumprod", "_safe_softmax", "logcumsumexp")
+def along(call: Call) -> None:
+    """Same shape, seen along one axis; elsewhere each index alone, with zeros that may become something else."""
+    tensor = call["self"]
+    axes = call.axes(tensor)
+    dim = positive(call["dim"], tensor.dim())
+    keeps_zero = call.name == "cumsum"
+    axes[dim] = call.mix(axes[dim], f"passes {call.name.strip('_')}, which sees all channels")
+    call.put(call.out, [with_alive(a, True) if isinstance(a, Tensor) and not keeps_zero else a for a in axes])
+
+
+@rule("mean", "amax", "amin", "max", "min", "prod", "median", "mode", "aminmax")
+@rule("var", "std", "var_mean", "std_mean", "logsumexp", "argmax", "argmin", "any", "all")
+def reduction(call: Call) -> None:
+    """Along space every channel alone; along channels the result depends on all."""
+    tensor = call.tensors[0]
+    if len(call.tensors) > 1:
+        from secateur.channels.rules.ties import pointwise
+
+        return pointwise(call)
+    dims = call["dim"] if call.has("dim") else None
+    if dims is None or dims == []:
+        dims = range(tensor.dim())
+    else:
+        dims = [positive(d, tensor.dim()) for d in ([dims] if isinstance(dims, int) else dims)]
+    axes = call.axes(tensor)
+    name = call.name
+    for dim in dims:
+        seen = call.mix(axes[dim], f"passes {name}, which sees all channels")
+        if isinstance(seen, Tensor) and name not in ("mean", "var", "std", "var_mean", "std_mean"):
+            call.freeze(seen, f"passes {name}, which sees all channels")
+    if name in ("logsumexp", "argmax", "argmin", "all"):
+        axes = [with_alive(a, True) if isinstance(a, Tensor) else a for a in axes]
+    call.put_all(reduced(axes, dims, bool(call["keepdim"]) if call.has("keepdim") else False))
+
+
+@rule("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool1d", "avg_pool2d", "avg_pool3d")
+@rule("max_pool1d", "max_pool2d", "max_pool3d", "max_pool1d_with_indices", "mkldnn_max_pool2d")
+@rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d")
+@rule("adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+@rule("fractional_max_pool2d", "fractional_max_pool3d", "max_unpool2d", "max_unpool3d")
+@rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d")
+@rule("_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d")
+@rule("upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
+@rule("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d")
+@rule("replication_pad3d", "grid_sampler_2d", "grid_sampler_3d", "cudnn_grid_sampler")
+def spatial(call: Call) -> None:
+    """Pooling, resizing, padding, sampling: every channel alone, zero stays zero."""
+    tensor = call.tensors[0]
+    for other in call.tensors[1:]:
+        call.freeze_axes(other, "tells where to read in space")
+    axes = call.axes(tensor)
+    num_spatial = next(int(c) for c in reversed(call.name) if c.isdigit())
+    for dim in range(tensor.dim() - num_spatial, tensor.dim()):
+        if isinstance(axes[dim], Tensor):
+            call.freeze(axes[dim], "passes a spatial operator across its own axis")
+        axes[dim] = None
+    for out in call.outputs:
+        if out.dim() == tensor.dim():
+            call.put(out, list(axes))
+
+
+@rule("topk", "sort", "cummax", "cummin", "kthvalue")
+def ordered(call: Call) -> None:
+    tensor = call["self"]
+    dim = positive(call["dim"] if call.has("dim") else -1, tensor.dim())
+    axes = call.axes(tensor)
+    call.freeze(axes[dim], f"passes {call.name}, which sees all channels")
+    axes[dim] = None
+    if all(out.dim() == tensor.dim() for out in call.outputs):
+        call.put_all([with_alive(a, True) if isinstance(a, Tensor) else a for a in axes])
+    else:
+        for axis in axes:
+            call.freeze(axis, "passes an operator that orders values")
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention")
+@rule("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention")
+@rule("_scaled_dot_product_fused_attention_overrideable")
+def attention(call: Call) -> None:
+    """Queries and keys meet along their last axis, scaled by its size; values only run along."""
+    query, key, value = call["query"], call["key"], call["value"]
+    query_axes, key_axes, value_axes = call.axes(query), call.axes(key), call.axes(value)
+    for axes in (query_axes, key_axes):
+        for axis in axes:
+            call.freeze(axis, "is compared in attention, which is scaled by its size")
+    for axis in value_axes[:-1]:
+        call.freeze(axis, "is averaged by attention")
+    batch = prod(query.shape[:-2])
+    pairs = query.shape[-2] * key.shape[-2]
+    call.watch.count(call, batch * pairs, None, query.shape[-1], None, 1)
+    call.watch.count(call, batch * pairs, value_axes[-1], value.shape[-1], None, 1)
+    last: Axis = value_axes[-1]
+    call.put(call.outputs[0], [*([None] * (value.dim() - 1)), last if call.outputs[0].shape[-1] > 1 else UNIFORM])
+
+
+@rule("torchvision::roi_align", "torchvision::roi_pool")
+def region(call: Call) -> None:
+    """(N, C, H, W) and K regions to (K, C, h, w): every channel alone."""
+    data, regions = call.tensors[:2]
+    axes = call.axes(data)
+    for axis in (axes[0], *axes[2:], *call.axes(regions)):
+        call.freeze(axis, "tells where to read in space")
+    call.put_all([None, axes[1], None, None])
+
+
+@rule("torchvision::nms")
+def suppression(call: Call) -> None:
+    for tensor in call.tensors:
+        call.freeze_axes(tensor, "is a box or a score of a detector")

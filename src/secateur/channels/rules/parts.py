@@ -1,0 +1,156 @@
+"""Operators that take parts of an axis: splits, slices, indexing.
+
+A part must mean the same in the smaller network. Equal parts are tied position by position, so that an equal split
+stays right; unequal ones stay as they are unless a size attribute of the running module tells where the cut is
+(`Watch.note_size`), so that the attribute can follow.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from secateur.channels.rules.registry import Axis, Call, positive, rule
+
+
+@rule(
+    "split",
+    "split_with_sizes",
+    "split_copy",
+    "split_with_sizes_copy",
+    "unsafe_split",
+    "unsafe_split_with_sizes",
+    "unsafe_chunk",
+)
+def split(call: Call) -> None:
+    tensor = call["self"]
+    dim = positive(call["dim"], tensor.dim())
+    axes = call.axes(tensor)
+    sizes = [out.shape[dim] for out in call.out]
+    parts = split_codes(call, axes[dim], sizes)
+    for out, part in zip(call.out, parts, strict=True):
+        call.put(out, [*axes[:dim], part, *axes[dim + 1 :]])
+
+
+def split_codes(call: Call, axis: Axis, sizes: list[int]) -> list[Axis]:
+    """The parts of an axis cut at fixed places."""
+    if not isinstance(axis, Tensor):
+        return [axis] * len(sizes)
+    parts: list[Axis] = list(axis.split(sizes))
+    call.watch.note_size(axis, axis.shape[0])
+    if len(set(sizes)) == 1:
+        tie_parts(call, axis, sizes[0])
+        call.watch.note_size(parts[0], sizes[0])
+        call.watch.note_sizes(parts, sizes)
+    elif not call.watch.note_sizes(parts, sizes):
+        named = [call.watch.note_size(part, size) for part, size in zip(parts, sizes, strict=True)]
+        if not all(named):
+            call.freeze(axis, "is split into parts of fixed, unequal size")
+    return parts
+
+
+def tie_parts(call: Call, codes: Tensor, size: int) -> None:
+    """Equal parts lose the same positions, so that an equal split stays right."""
+    grouped = codes.reshape(-1, size)
+    if grouped.shape[0] > 1:
+        call.table.tie(grouped, grouped[:1])
+
+
+@rule("slice", "slice_copy")
+def slice_(call: Call) -> None:
+    tensor, out = call["self"], call.out
+    dim = positive(call["dim"], tensor.dim())
+    axes = call.axes(tensor)
+    axis = axes[dim]
+    if isinstance(axis, Tensor):
+        length, step = axis.shape[0], call["step"]
+        start = min(max(positive(call["start"] or 0, length), 0), length)
+        count = out.shape[dim]
+        if step == 1:
+            axes[dim] = _part(call, axis, start, start + count)
+        elif length % step == 0 and start < step and count * step == length:
+            pairs = axis.reshape(-1, step)
+            call.table.tie(pairs, pairs[:, :1])
+            axes[dim] = axis[start::step]
+        else:
+            call.freeze(axis, "is sliced at fixed positions")
+            axes[dim] = None
+    call.put(out, axes)
+
+
+def _part(call: Call, codes: Tensor, start: int, end: int) -> Axis:
+    length, count = codes.shape[0], end - start
+    if count == length:
+        return codes
+    if count == 0:
+        call.freeze(codes, "is sliced at fixed positions")
+        return None
+    note = call.watch.note_size
+    note(codes, length)
+    if length % count == 0 and start % count == 0:
+        note(codes[start:end], count)
+        tie_parts(call, codes, count)
+        return codes[start:end]
+    for border in {start, end} - {0, length}:
+        if not (note(codes[:border], border) or note(codes[border:], length - border) or note(codes[start:end], count)):
+            call.freeze(codes, "is sliced at fixed positions")
+            return None
+    return codes[start:end]
+
+
+@rule("select", "select_copy", "unbind", "unbind_copy")
+def select(call: Call) -> None:
+    tensor = call["self"]
+    dim = positive(call["dim"], tensor.dim())
+    axes = call.axes(tensor)
+    call.freeze(axes[dim], "is picked by its number")
+    call.put_all(axes[:dim] + axes[dim + 1 :])
+
+
+@rule("index", "_unsafe_index")
+def index(call: Call) -> None:
+    """Advanced indexing: indexed axes stay, the others follow in their order."""
+    tensor = call["self"]
+    axes = call.axes(tensor)
+    rest: list[Axis] = []
+    indexed: list[int] = []
+    dim = 0
+    for chosen in call["indices"]:
+        covered = 1
+        if chosen is not None:
+            call.freeze_axes(chosen, "is used as an index")
+            covered = chosen.dim() if chosen.dtype in (torch.bool, torch.uint8) else 1
+            for axis in axes[dim : dim + covered]:
+                call.freeze(axis, "is picked by its number")
+            indexed.extend(range(dim, dim + covered))
+        dim += covered
+    rest = [axis for d, axis in enumerate(axes) if d not in indexed]
+    together = indexed == list(range(indexed[0], indexed[-1] + 1)) if indexed else True
+    at = indexed[0] if indexed and together else 0
+    call.put(call.out, [*rest[:at], *([None] * (call.out.dim() - len(rest))), *rest[at:]])
+
+
+@rule("index_select")
+def index_select(call: Call) -> None:
+    axes = call.axes(call["self"])
+    dim = positive(call["dim"], len(axes))
+    axes[dim] = call.lose(axes[dim], "is picked by its number")
+    call.put(call.out, axes)
+
+
+@rule("gather", "scatter", "scatter_", "index_put", "index_put_", "index_add", "index_add_", "index_fill_", "take")
+def scattered(call: Call) -> None:
+    """Reads or writes single elements wherever an index says."""
+    for tensor in call.tensors:
+        call.freeze_axes(tensor, "is read or written element by element")
+    if call.operator.num_written:
+        call.put(call.out, [None] * call.out.dim())
+
+
+@rule("unfold")
+def unfold(call: Call) -> None:
+    tensor, dim = call["self"], positive(call["dimension"], call["self"].dim())
+    axes = call.axes(tensor)
+    call.freeze(axes[dim], "is unfolded along its own axis")
+    axes[dim] = None
+    call.put(call.out, [*axes, None])

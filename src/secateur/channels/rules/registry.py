@@ -1,0 +1,176 @@
+"""The registry of operator rules, and what a rule is given to work with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from secateur.channels.trace import Watch
+
+Rule = Callable[["Call"], None]
+RULES: dict[str, Rule] = {}
+
+
+class Uniform(Enum):
+    """An axis along which all values are equal, by broadcasting or because the tensor was filled."""
+
+    UNIFORM = "uniform"
+
+
+UNIFORM = Uniform.UNIFORM
+Axis = Tensor | Uniform | None
+"""What is known of one axis: codes of its channels, UNIFORM, or None for an axis whose size never changes."""
+
+
+@dataclass(slots=True)
+class State:
+    """What is known of one tensor."""
+
+    axes: list[Axis]
+    weights: bool = False
+    """Made of parameters and buffers alone."""
+    zero: bool = False
+    """Filled with zeros."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register how the operators of these names carry labels; a name without `::` is aten's.
+
+    Names, not operators: some exist in certain versions of torch only, or come with a package that is not imported yet.
+    """
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            full = name if "::" in name else f"aten::{name}"
+            if full in RULES:
+                raise ValueError(f"{full} already has a rule: {RULES[full].__name__}")
+            RULES[full] = function
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What is known of an operator before it is called."""
+
+    func: Any
+    name: str
+    rule: Rule | None
+    arguments: dict[str, tuple[int, Any]]
+    """Position and default of every argument by name."""
+    num_written: int
+    """How many of its leading tensor arguments it writes to."""
+    shares_memory: bool
+    """Whether results may be views of arguments."""
+
+    @staticmethod
+    def of(func: Any, fallback: Rule) -> Operator:
+        """Look the operator up; `fallback` is the rule for operators that torch tags as pointwise."""
+        schema = func._schema
+        rule = RULES.get(schema.name)
+        if rule is None and torch.Tag.pointwise in func.tags:
+            rule = fallback
+        arguments = {a.name: (i, a.default_value) for i, a in enumerate(schema.arguments)}
+        written = sum(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+        shares = any(a.alias_info is not None for a in schema.arguments)
+        return Operator(func, schema.name.partition("::")[2], rule, arguments, written, shares)
+
+
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """Tensors among operator arguments or results, in order, one level of lists included."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found.extend(item for item in value if isinstance(item, Tensor))
+    return found
+
+
+class Call:
+    """One operator call that has just run: arguments by name, result, and what is known of the tensors."""
+
+    def __init__(
+        self, watch: Watch, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        self.watch = watch
+        self.table = watch.table
+        self.operator = operator
+        self.name = operator.name
+        self.args = args
+        self.kwargs = kwargs
+        self.out = out
+        self.tensors = tensors_in(args) + tensors_in(kwargs.values())
+        """Every tensor among the arguments, lists included."""
+        self.outputs = tensors_in(out if isinstance(out, (tuple, list)) else (out,))
+
+    def __getitem__(self, name: str) -> Any:
+        position, default = self.operator.arguments[name]
+        return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
+
+    def has(self, name: str) -> bool:
+        return name in self.operator.arguments
+
+    def axes(self, tensor: Tensor) -> list[Axis]:
+        """A copy of what is known of the tensor's axes; an axis of size 1 is always UNIFORM."""
+        state = self.watch.state(tensor)
+        if state is None:
+            return [UNIFORM if size == 1 else None for size in tensor.shape]
+        return [UNIFORM if size == 1 else axis for size, axis in zip(tensor.shape, state.axes, strict=True)]
+
+    def is_weights(self, tensor: Tensor) -> bool:
+        state = self.watch.state(tensor)
+        return state is not None and state.weights
+
+    def is_zero(self, tensor: Tensor) -> bool:
+        state = self.watch.state(tensor)
+        return state is not None and state.zero
+
+    def put(self, tensor: Tensor, axes: list[Axis], zero: bool = False) -> None:
+        """Say what is known of a result; codes of an axis of size 1 are the only filter of a layer and stay."""
+        for index, (size, axis) in enumerate(zip(tensor.shape, axes, strict=True)):
+            if isinstance(axis, Tensor) and size == 1:
+                self.table.freeze(axis, "is the only channel of a tensor")
+                axes[index] = UNIFORM
+        weights = all(self.is_weights(t) for t in self.tensors if t.dim() > 0)
+        self.watch.put(tensor, State(axes, weights=weights and bool(self.tensors), zero=zero))
+
+    def put_all(self, axes: list[Axis]) -> None:
+        """The same axes for every result of that many dimensions; nothing for others."""
+        for out in self.outputs:
+            if out.dim() == len(axes):
+                self.put(out, list(axes))
+
+    def freeze(self, axis: Axis, reason: str) -> None:
+        if isinstance(axis, Tensor):
+            self.table.freeze(axis, self.watch.located(reason))
+
+    def freeze_axes(self, tensor: Tensor, reason: str) -> None:
+        for axis in self.axes(tensor):
+            self.freeze(axis, reason)
+
+    def lose(self, axis: Axis, reason: str) -> Axis:
+        """The axis goes on with a fixed size: whatever channels it carries stay."""
+        self.freeze(axis, reason)
+        return None
+
+    def mix(self, axis: Axis, reason: str) -> Axis:
+        """An operator sees all channels of this axis at once: freeze them, or carry them as inexact if asked."""
+        if not isinstance(axis, Tensor):
+            return axis
+        if not self.watch.inexact:
+            self.freeze(axis, reason)
+            return None
+        self.table.admit(axis, self.watch.located(reason))
+        return axis
+
+
+def positive(dim: int, ndim: int) -> int:
+    return dim + ndim if dim < 0 else dim

@@ -1,0 +1,196 @@
+"""Operators that act element by element: what meets at an index goes together.
+
+Whether zero stays zero is not looked up but computed: the operator itself is run on samples in which the removed
+channel's inputs are zero and everything else is arbitrary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from secateur.channels.labels import Role, is_alive, with_alive
+from secateur.channels.rules.registry import UNIFORM, Axis, Call, rule
+
+SAMPLES = [-40.0, -3.7, -1.0, -0.6, -0.01, 0.02, 0.4, 1.0, 2.9, 55.0]
+_outcomes: dict[Any, str] = {}
+
+
+@rule("hardswish", "hardswish_", "celu", "celu_", "selu", "_prelu_kernel", "rrelu_with_noise", "dropout")
+@rule("addcmul", "addcdiv", "masked_fill", "masked_fill_", "nan_to_num", "hardtanh_", "feature_dropout")
+def pointwise(call: Call) -> None:
+    """Tie what meets index by index; also serves every operator that torch tags as pointwise."""
+    out = call.outputs[0]
+    tensors = call.tensors
+    known = [call.axes(tensor) for tensor in tensors]
+    axes: list[Axis] = []
+    for dim in range(out.dim()):
+        met = [
+            known[i][dim - offset] if dim >= offset and (tensor.shape[dim - offset] == out.shape[dim]) else UNIFORM
+            for i, tensor in enumerate(tensors)
+            for offset in [out.dim() - tensor.dim()]
+        ]
+        axes.append(tie_axis(call, tensors, met))
+    zero = bool(tensors) and all(call.is_zero(t) for t in tensors) and outcome(call, [True] * len(tensors)) == "zero"
+    for result in call.outputs:
+        if result.shape == out.shape:
+            call.put(result, list(axes), zero=zero)
+
+
+def tie_axis(call: Call, tensors: list[Tensor], met: list[Axis]) -> Axis:
+    """What results where these axes meet element by element."""
+    carried = [axis for axis in met if isinstance(axis, Tensor)]
+    if not carried:
+        return None if any(axis is None for axis in met) else UNIFORM
+    if any(axis is None for axis in met):
+        for axis in carried:
+            call.freeze(axis, "meets a tensor of fixed size, element by element")
+        return None
+    for axis, tensor in zip(met, tensors, strict=True):
+        if isinstance(axis, Tensor) and call.is_weights(tensor):
+            call.table.mark(axis, Role.PASSES)
+    for other in carried[1:]:
+        call.table.tie(carried[0], other)
+    return set_alive(call, tensors, met, carried)
+
+
+def set_alive(call: Call, tensors: list[Tensor], met: list[Axis], carried: list[Tensor]) -> Tensor:
+    """The codes that result, with the bit that says which may be non-zero although their channel is gone."""
+    codes = carried[0]
+    if not bool((torch.stack(carried) & 1).any()):
+        stays = _stays_zero(
+            call, [isinstance(a, Tensor) or call.is_zero(t) for a, t in zip(met, tensors, strict=True)], codes
+        )
+        if not stays:
+            call.watch.wake(codes, call.name)
+        return codes if stays else codes | 1
+    gone = [
+        ~is_alive(axis) if isinstance(axis, Tensor) else torch.full_like(codes, call.is_zero(t), dtype=torch.bool)
+        for axis, t in zip(met, tensors, strict=True)
+    ]
+    patterns, which = torch.stack(gone).unique(dim=1, return_inverse=True)
+    stays = torch.tensor(
+        [_stays_zero(call, pattern, codes[which == i]) for i, pattern in enumerate(patterns.T.tolist())]
+    )
+    return with_alive(codes, ~stays[which])
+
+
+def _stays_zero(call: Call, gone: list[bool], codes: Tensor) -> bool:
+    result = outcome(call, gone)
+    if result == "undefined":
+        call.freeze(codes, f"meets {call.name}, which is not defined where a removed channel leaves zeros")
+    return result == "zero"
+
+
+def outcome(call: Call, gone: list[bool]) -> str:
+    """ "zero", "alive" or "undefined": the operator's value where these tensors are zero and others arbitrary."""
+    leaves, spec = tree_flatten((call.args, call.kwargs))
+    if all(flag is False for flag in gone):
+        return "alive"
+    plain = tuple(str(leaf) for leaf in leaves if not isinstance(leaf, Tensor))
+    dtypes = tuple(leaf.dtype for leaf in leaves if isinstance(leaf, Tensor))
+    key = (call.operator.func, plain, dtypes, tuple(gone), str(spec))
+    if key not in _outcomes:
+        _outcomes[key] = _run_on_samples(call.operator.func, leaves, spec, gone)
+    return _outcomes[key]
+
+
+def _run_on_samples(func: Any, leaves: list[Any], spec: Any, gone: list[bool]) -> str:
+    flags = iter(gone)
+    sampled = []
+    for position, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            samples = torch.tensor(SAMPLES, device="cpu").roll(3 * position)
+            values = torch.zeros_like(samples) if next(flags) else samples
+            sampled.append((values > 0) if leaf.dtype == torch.bool else values.to(leaf.dtype))
+        else:
+            sampled.append("cpu" if isinstance(leaf, torch.device) else leaf)
+    args, kwargs = tree_unflatten(sampled, spec)
+    try:
+        results = [r for r in tree_flatten(func(*args, **kwargs))[0] if isinstance(r, Tensor)]
+    except (RuntimeError, TypeError, ValueError):
+        return "undefined"
+    values = torch.cat([r.reshape(-1).double() for r in results])
+    if not bool(values.isfinite().all()):
+        return "undefined"
+    return "alive" if bool((values != 0).any()) else "zero"
+
+
+@rule("clone", "detach", "detach_", "alias", "_to_copy", "lift_fresh", "lift_fresh_copy", "lift", "contiguous")
+@rule("_conj", "view_as_real_copy", "alias_copy", "pin_memory", "requires_grad_", "fake_quantize_per_tensor_affine")
+def identity(call: Call) -> None:
+    tensor = call.tensors[0]
+    call.put_all(call.axes(tensor))
+    if call.is_zero(tensor):
+        call.put(call.outputs[0], call.axes(tensor), zero=True)
+
+
+@rule("copy_", "copy")
+def copy(call: Call) -> None:
+    """The target takes over the source's values, and with them its channels."""
+    target, source = call["self"], call["src"]
+    offset = target.dim() - source.dim()
+    known = call.axes(source)
+    axes: list[Axis] = [
+        known[dim - offset] if dim >= offset and source.shape[dim - offset] == size else UNIFORM
+        for dim, size in enumerate(target.shape)
+    ]
+    call.put(call.outputs[0], axes, zero=call.is_zero(source))
+
+
+@rule("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like")
+def like(call: Call) -> None:
+    """A new tensor with the shape of another: its size follows, its values know no channels."""
+    zero = call.name == "zeros_like"
+    axes: list[Axis] = [
+        with_alive(axis, not zero) if isinstance(axis, Tensor) else axis for axis in call.axes(call["self"])
+    ]
+    call.put(call.out, axes, zero=zero)
+
+
+@rule("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "empty", "new_empty", "scalar_tensor")
+@rule("rand", "randn", "bernoulli_", "uniform_", "normal_", "bernoulli", "fill_", "zero_", "random_", "exponential_")
+def fill(call: Call) -> None:
+    """Filled with one value or with noise: no index differs from another in kind."""
+    name = call.name
+    zero = name in ("zeros", "new_zeros", "zero_") or (
+        name == "fill_" and not isinstance(call["value"], Tensor) and call["value"] == 0
+    )
+    out = call.out
+    if call.tensors and call.tensors[0] is out and any(isinstance(axis, Tensor) for axis in call.axes(out)):
+        call.put(
+            out,
+            [with_alive(axis, not zero) if isinstance(axis, Tensor) else axis for axis in call.axes(out)],
+            zero=zero,
+        )
+    else:
+        call.put(out, [UNIFORM] * out.dim(), zero=zero)
+
+
+@rule("native_dropout")
+def dropout(call: Call) -> None:
+    call.put_all(call.axes(call["input"]))
+
+
+@rule("glu")
+def glu(call: Call) -> None:
+    """The two halves of an axis go together, the second through a sigmoid."""
+    tensor, dim = call["self"], call["dim"]
+    dim = dim + tensor.dim() if dim < 0 else dim
+    axes = call.axes(tensor)
+    codes = axes[dim]
+    if isinstance(codes, Tensor):
+        half = codes.shape[0] // 2
+        call.table.tie(codes[:half], codes[half:])
+        axes[dim] = codes[:half]
+    call.put(call.out, axes)
+
+
+@rule("_local_scalar_dense", "is_nonzero", "equal")
+def read(call: Call) -> None:
+    """The value leaves the tensors: Python may decide anything by it."""
+    for tensor in call.tensors:
+        call.freeze_axes(tensor, "is read by Python code")

@@ -1,0 +1,155 @@
+"""Cut a network: every tensor by index, and every number that a module keeps about its tensors."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from secateur.channels.cost import is_kept
+from secateur.channels.plan import Plan
+from secateur.errors import InvalidModel, InvalidPlan
+
+
+def shrink(model: nn.Module, plan: Plan) -> nn.Module:
+    """A smaller copy of the model; the model itself stays as it is."""
+    return shrink_(copy_model(model), plan)
+
+
+def copy_model(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise InvalidModel(
+            f"{type(model).__name__} cannot be copied: {error}. Use shrink_ to cut it in place"
+        ) from error
+
+
+@torch.no_grad()
+def shrink_(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
+    """Cut the model in place and return it.
+
+    Parameters and buffers remain the same objects with smaller contents, so that tied ones stay tied and the optimizer
+    keeps its hold on them; gradients and the optimizer's per-element state are cut by the same indices.
+    """
+    tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    for name, shape in plan.graph.shapes.items():
+        if name not in tensors:
+            raise InvalidPlan(f"the plan was made for a network with {name!r}, which this one lacks")
+        if tuple(tensors[name].shape) != shape:
+            raise InvalidPlan(
+                f"the plan was made for {name!r} of shape {shape}, found {tuple(tensors[name].shape)}: already cut?"
+            )
+    cuts: dict[str, dict[int, Tensor]] = {}
+    for tensor, axis, removed, _ in plan.slices():
+        stays = torch.ones(tensors[tensor].shape[axis], dtype=torch.bool, device="cpu")
+        stays[removed] = False
+        cuts.setdefault(tensor, {})[axis] = stays.nonzero()[:, 0]
+    for name, indices in cuts.items():
+        tensor = tensors[name]
+        shape = tensor.shape
+        if optimizer is not None:
+            _cut_optimizer(optimizer, tensor, indices)
+        gradient = tensor.grad
+        tensor.grad = None
+        tensor.data = cut(tensor.data, shape, indices)
+        if gradient is not None:
+            tensor.grad = cut(gradient, shape, indices)
+    modules = dict(model.named_modules())
+    for attribute in plan.graph.attributes:
+        count = int(is_kept(attribute.channels, plan.kept).sum())
+        if count != attribute.size:
+            _set_size(modules[attribute.module], attribute.attribute, attribute.position, count)
+    for module in modules.values():
+        _refresh(module)
+    return model
+
+
+def cut(tensor: Tensor, shape: torch.Size, indices: dict[int, Tensor]) -> Tensor:
+    """The tensor with only these indices per axis; axes of size 1 where `shape` has more are left alone."""
+    memory_format = _memory_format(tensor)
+    for axis, kept in indices.items():
+        if tensor.shape[axis] == shape[axis]:
+            tensor = tensor.index_select(axis, kept.to(tensor.device))
+    return tensor.contiguous(memory_format=memory_format)
+
+
+def _memory_format(tensor: Tensor) -> torch.memory_format:
+    if not tensor.is_contiguous():
+        for dim, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+            if tensor.dim() == dim and tensor.is_contiguous(memory_format=memory_format):
+                return memory_format
+    return torch.contiguous_format
+
+
+def _cut_optimizer(optimizer: torch.optim.Optimizer, parameter: Tensor, indices: dict[int, Tensor]) -> None:
+    """Cut what the optimizer keeps per element: tensors that follow the parameter's shape, in its state and groups."""
+    shape = parameter.shape
+
+    def follows(value: Any) -> bool:
+        return (
+            isinstance(value, Tensor)
+            and value is not parameter
+            and value.dim() == len(shape)
+            and all(a in (b, 1) for a, b in zip(value.shape, shape, strict=True))
+        )
+
+    state = optimizer.state.get(parameter, {})
+    for key, value in state.items():
+        if follows(value):
+            state[key] = cut(value, shape, indices)
+    for group in optimizer.param_groups:
+        position = next((i for i, p in enumerate(group["params"]) if p is parameter), None)
+        if position is None:
+            continue
+        for key, values in group.items():
+            if (
+                key != "params"
+                and isinstance(values, list)
+                and len(values) == len(group["params"])
+                and follows(values[position])
+            ):
+                values[position] = cut(values[position], shape, indices)
+
+
+def _set_size(module: nn.Module, attribute: str, position: int | None, count: int) -> None:
+    if position is None:
+        setattr(module, attribute, count)
+        return
+    value = getattr(module, attribute)
+    if isinstance(value, list):
+        value = list(value)
+        value[position] = count
+        setattr(module, attribute, value)
+    else:
+        setattr(module, attribute, (*value[:position], count, *value[position + 1 :]))
+
+
+def _refresh(module: nn.Module) -> None:
+    """What torch's own modules keep about the shapes of their tensors."""
+    weight = getattr(module, "weight", None)
+    if isinstance(module, _ConvNd) and isinstance(weight, Tensor):
+        outer, inner = (1, 0) if isinstance(module, _ConvTransposeNd) else (0, 1)
+        grouped = [weight.shape[0], weight.shape[1]]
+        grouped[1] *= module.groups
+        module.out_channels, module.in_channels = grouped[outer], grouped[inner]
+    elif isinstance(module, (nn.Linear, nn.Bilinear)) and isinstance(weight, Tensor):
+        module.out_features = weight.shape[0]
+        if isinstance(module, nn.Linear):
+            module.in_features = weight.shape[1]
+    elif isinstance(module, _NormBase):
+        held = weight if isinstance(weight, Tensor) else module.running_mean
+        if isinstance(held, Tensor):
+            module.num_features = held.shape[0]
+    elif isinstance(module, nn.LayerNorm) and isinstance(weight, Tensor):
+        module.normalized_shape = tuple(weight.shape)
+    elif isinstance(module, nn.GroupNorm) and isinstance(weight, Tensor):
+        module.num_channels = weight.shape[0]
+    elif isinstance(module, nn.PReLU) and isinstance(weight, Tensor):
+        module.num_parameters = weight.shape[0]
+    elif isinstance(module, nn.Embedding) and isinstance(weight, Tensor):
+        module.num_embeddings, module.embedding_dim = weight.shape

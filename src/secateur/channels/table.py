@@ -1,0 +1,71 @@
+"""The analysis as a table for people."""
+
+from __future__ import annotations
+
+from secateur.channels.groups import ChannelGraph, ChannelGroup
+
+
+def describe(graph: ChannelGraph) -> str:
+    """Totals, then the groups that can be cut, then what stays and why."""
+    filters, free = graph.num_filters, graph.num_free_filters
+    lines = [
+        f"Input {graph.input}: {quantity(graph.macs)} MACs, {quantity(graph.params)} parameters",
+        f"{graph.num_channels} channels in {len(graph.groups)} groups can be removed "
+        f"({free} of {filters} filters, {free / max(1, filters):.0%})",
+    ]
+    if graph.groups:
+        macs, params = graph.savings()
+        rows = [("group", "channels", "filters each", "MACs each", "params each", "made by")]
+        for group in graph.groups:
+            part = slice(group.start, group.start + group.size)
+            rows.append(
+                (
+                    group.name + ("" if group.exact else " ~"),
+                    str(group.size),
+                    str(group.filters_per_channel),
+                    quantity(float(macs[part].mean())),
+                    quantity(float(params[part].mean())),
+                    _layers(group),
+                )
+            )
+        lines += ["", *_columns(rows)]
+        if any(not group.exact for group in graph.groups):
+            reasons = sorted({group.inexact for group in graph.groups if group.inexact})
+            lines += ["", "~ inexact, as asked for: removing is not the same as zeroing here"]
+            lines += [f"  {reason}" for reason in reasons]
+    if graph.frozen:
+        rows = [("stays", "filters", "because it")]
+        rows += [(frozen.name, str(frozen.size), frozen.reason) for frozen in graph.frozen]
+        lines += ["", *_columns(rows)]
+    lines += [f"note: {note}" for note in graph.notes]
+    return "\n".join(lines)
+
+
+def quantity(value: float) -> str:
+    """A number at a glance.
+
+    >>> quantity(4089184256), quantity(25557032), quantity(512)
+    ('4.09 G', '25.56 M', '512')
+    """
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if value >= size:
+            scale = 1e3 if unit == "k" else size
+            return f"{value / scale:.2f} {unit}"
+    return f"{value:.0f}"
+
+
+def _layers(group: ChannelGroup) -> str:
+    layers = group.layers
+    return ", ".join(layers[:3]) + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    numeric = [all(row[i][:1].isdigit() for row in rows[1:]) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.rjust(w) if n else cell.ljust(w) for cell, w, n in zip(row, widths, numeric, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]

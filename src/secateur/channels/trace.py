@@ -1,0 +1,266 @@
+"""Watch a network run: every operator call is seen, none is changed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from secateur.channels.labels import LabelTable, labels_of
+from secateur.channels.rules import UNIFORM, Axis, Call, State
+from secateur.channels.rules.registry import Operator, Rule, tensors_in
+from secateur.channels.rules.ties import pointwise
+
+
+@dataclass
+class Leaf:
+    """A parameter or buffer, with the codes of every axis."""
+
+    name: str
+    tensor: Tensor
+    state: State
+    used: bool = False
+
+
+@dataclass
+class SizeNote:
+    """An attribute of a module that equals the number of channels on some axis."""
+
+    module: str
+    attribute: str
+    position: int | None
+    """Index into the attribute if it is a list or tuple."""
+    codes: Tensor
+
+
+@dataclass
+class Product:
+    """Multiply-adds of one operator call: `volume` times the sizes of up to three axes."""
+
+    module: str
+    kind: str
+    volume: int
+    sizes: list[int]
+    axes: list[Axis]
+
+
+class Watch(TorchDispatchMode):
+    """Follows labels through every operator that runs while it is active."""
+
+    def __init__(self, model: nn.Module, inexact: bool = False) -> None:
+        super().__init__()
+        self.table = LabelTable()
+        self.inexact = inexact
+        self.shapes_only = False
+        """Give convolutions and matrix products zeros for results: what runs is seen at a fraction of the time."""
+        self.products: list[Product] = []
+        self.notes: list[SizeNote] = []
+        self.failures: list[str] = []
+        self.leaves: dict[int, Leaf] = {}
+        self.modules = {id(module): name for name, module in reversed(list(model.named_modules()))}
+        self._stack: list[nn.Module] = [model]
+        self._families: dict[int, list[weakref.ref[Tensor]]] = {}
+        self._operators: dict[Any, Operator] = {}
+        self._woken: list[tuple[Tensor, str]] = []
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if id(tensor) not in self.leaves:
+                axes: list[Axis] = [self.table.allocate(size) for size in tensor.shape]
+                self.leaves[id(tensor)] = Leaf(name, tensor, State(axes, weights=True))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operator = self._operators.get(func) or self._operators.setdefault(func, Operator.of(func, pointwise))
+        if operator.rule is None:
+            with self:
+                decomposed = func.decompose(*args, **kwargs)
+            if decomposed is not NotImplemented:
+                return decomposed
+        inputs = tensors_in(args) + tensors_in(kwargs.values())
+        known = [state for t in inputs if (state := self.state(t)) is not None]
+        written = [(t, self.state(t)) for t in inputs[: operator.num_written]]
+        out = shape_only(func, args, kwargs) if self.shapes_only and operator.name in HEAVY else func(*args, **kwargs)
+        if known or not inputs:
+            call = Call(self, operator, args, kwargs, out)
+            if operator.rule is not None:
+                self._follow(operator.rule, call)
+            else:
+                for tensor in inputs:
+                    call.freeze_axes(tensor, f"operator {func} is unknown")
+        for tensor, before in written:
+            self._settle(tensor, before)
+        if operator.shares_memory:
+            self._relate([*inputs, *tensors_in(out if isinstance(out, (tuple, list)) else (out,))])
+        return out
+
+    def _follow(self, rule: Rule, call: Call) -> None:
+        """Apply a rule; a call that it was not made for is treated as unknown."""
+        try:
+            rule(call)
+        except (
+            ArithmeticError,
+            AssertionError,
+            LookupError,
+            RuntimeError,
+            StopIteration,
+            TypeError,
+            ValueError,
+        ) as error:
+            self.failures.append(
+                f"operator {call.operator.func} could not be followed: {type(error).__name__}: {error}"
+            )
+            for tensor in call.tensors:
+                call.freeze_axes(tensor, f"operator {call.operator.func} could not be followed")
+            for out in call.outputs:
+                self.put(out, State([None] * out.dim()))
+
+    def leaf(self, name: str) -> Leaf:
+        return next(leaf for leaf in self.leaves.values() if leaf.name == name)
+
+    def freeze_leaf(self, leaf: Leaf, reason: str) -> None:
+        for axis in leaf.state.axes:
+            if isinstance(axis, Tensor):
+                self.table.freeze(axis, reason)
+
+    def state(self, tensor: Tensor) -> State | None:
+        leaf = self.leaves.get(id(tensor))
+        if leaf is not None:
+            leaf.used = True
+            return leaf.state
+        return tensor.__dict__.get("_secateur_state")
+
+    def put(self, tensor: Tensor, state: State) -> None:
+        """Remember what is known of an operator's result."""
+        if id(tensor) not in self.leaves:
+            tensor._secateur_state = state  # pyright: ignore[reportAttributeAccessIssue]
+        elif not _same_axes(self.leaves[id(tensor)].state.axes, state.axes):
+            self._forget([tensor], [state])
+
+    def _settle(self, tensor: Tensor, before: State | None) -> None:
+        """After a write: what shares the memory but is known differently can no longer be told apart."""
+        after = self.state(tensor)
+        relatives = self._relatives(tensor)
+        if after is None or all(t is tensor for t in relatives):
+            return
+        uniform = any(size > 1 and axis is UNIFORM for size, axis in zip(tensor.shape, after.axes, strict=True))
+        if before is None or uniform or not _same_axes(before.axes, after.axes):
+            self._forget(relatives, [after] if before is None else [before, after])
+
+    def _relate(self, tensors: list[Tensor]) -> None:
+        """Tensors that share memory must be known as such, in case one is written to."""
+        for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                continue
+            family = self._families.setdefault(tensor.untyped_storage()._cdata, [])
+            family[:] = [ref for ref in family if ref() is not None]
+            if all(ref() is not tensor for ref in family):
+                family.append(weakref.ref(tensor))
+
+    def _relatives(self, tensor: Tensor) -> list[Tensor]:
+        if tensor.layout is not torch.strided:
+            return []
+        family = self._families.get(tensor.untyped_storage()._cdata, [])
+        return [t for ref in family if (t := ref()) is not None]
+
+    def _forget(self, tensors: list[Tensor], states: list[State]) -> None:
+        """A tensor was overwritten in part, or under another name: all channels involved stay."""
+        reason = self.located("is written into memory that another tensor shares")
+        for tensor in tensors:
+            state = self.state(tensor)
+            if state is not None:
+                states.append(state)
+            if id(tensor) not in self.leaves:
+                tensor._secateur_state = State([None] * tensor.dim())  # pyright: ignore[reportAttributeAccessIssue]
+        for state in states:
+            for axis in state.axes:
+                if isinstance(axis, Tensor):
+                    self.table.freeze(axis, reason)
+
+    def located(self, reason: str) -> str:
+        name = self.modules.get(id(self._stack[-1]), "")
+        return f"{reason} (in {name})" if name else reason
+
+    def wake(self, codes: Tensor, operator: str) -> None:
+        """Remember which operator made these elements non-zero although their channel is gone."""
+        if codes.numel():
+            self._woken.append((labels_of(codes), self.located(f" after {operator}")))
+
+    def woken_by(self, code: Tensor) -> str:
+        return next((text for labels, text in reversed(self._woken) if bool((labels == labels_of(code)).any())), "")
+
+    def count(self, call: Call, volume: int, *axes_and_sizes: Any) -> None:
+        """Record the multiply-adds of a call, given as axis, size, axis, size, ..."""
+        axes, sizes = list(axes_and_sizes[::2]), list(axes_and_sizes[1::2])
+        name = self.modules.get(id(self._stack[-1]), "")
+        self.products.append(Product(name, call.name, volume, sizes, axes))
+
+    def note_size(self, axis: Axis, size: int) -> bool:
+        """Note attributes of the running module that equal this number of channels; whether there are any."""
+        found = [name for name, value in vars(self._stack[-1]).items() if type(value) is int and value == size]
+        if isinstance(axis, Tensor):
+            self._note(found, None, axis)
+        return bool(found)
+
+    def note_sizes(self, axes: list[Axis], sizes: list[int]) -> bool:
+        """The same for attributes that are lists or tuples of sizes."""
+        found = [
+            name
+            for name, value in vars(self._stack[-1]).items()
+            if isinstance(value, (list, tuple)) and all(type(v) is int for v in value) and list(value) == sizes
+        ]
+        for position, axis in enumerate(axes):
+            if isinstance(axis, Tensor):
+                self._note(found, position, axis)
+        return bool(found)
+
+    def _note(self, attributes: list[str], position: int | None, codes: Tensor) -> None:
+        module = self.modules.get(id(self._stack[-1]))
+        if module is not None:
+            self.notes.extend(SizeNote(module, attribute, position, codes) for attribute in attributes)
+
+    @contextmanager
+    def following_modules(self) -> Iterator[None]:
+        """Know which module is running, by hooks that are not the model's."""
+
+        def enter(module: nn.Module, args: Any) -> None:
+            self._stack.append(module)
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            self._stack.pop()
+
+        depth = len(self._stack)
+        hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            del self._stack[depth:]
+
+
+HEAVY = {"convolution", "mm", "addmm", "bmm", "baddbmm"}
+
+
+def shape_only(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Zeros of the shape and layout that the operator would give."""
+    device = tensors_in(args)[0].device
+    result = func(*(a.to("meta") if isinstance(a, Tensor) else a for a in args), **kwargs)
+    return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=device).zero_()
+
+
+def _same_axes(left: list[Axis], right: list[Axis]) -> bool:
+    if len(left) != len(right):
+        return False
+    for a, b in zip(left, right, strict=True):
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            if a.shape != b.shape or not torch.equal(a, b):
+                return False
+        elif a is not b:
+            return False
+    return True

@@ -1,0 +1,49 @@
+"""What can go wrong, each with its remedy."""
+
+
+class SecateurError(Exception):
+    """Base of every error that Secateur raises on purpose."""
+
+
+class InvalidModel(SecateurError, ValueError):
+    """The model cannot be analysed as it is."""
+
+
+class InvalidExample(SecateurError, ValueError):
+    """The model does not run on the example input."""
+
+
+class InvalidPlan(SecateurError, ValueError):
+    """The plan does not fit the graph, or asks for what must not be cut."""
+
+
+class UnknownName(SecateurError, KeyError):
+    """A name that does not exist; the message suggests near ones."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class MissingExtra(SecateurError, ImportError):
+    """An optional package is needed; the message says how to install it."""
+
+
+class NotEquivalent(SecateurError):
+    """The masked and the shrunk model disagree."""
+
+
+def unknown_name(kind: str, name: str, known: list[str]) -> UnknownName:
+    """The error for a wrong name, with the nearest right ones.
+
+    >>> str(unknown_name("layer", "conv11", ["conv1", "fc"]))
+    "there is no layer 'conv11'; did you mean 'conv1'?"
+    """
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if near:
+        hint = "did you mean " + " or ".join(repr(n) for n in near) + "?"
+    else:
+        shown = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+        hint = f"known: {shown}" if known else "there are none"
+    return UnknownName(f"there is no {kind} {name!r}; {hint}")

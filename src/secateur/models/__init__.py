@@ -1,0 +1,1 @@
+"""The paper's networks, and lookup by name."""

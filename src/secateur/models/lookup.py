@@ -1,0 +1,140 @@
+"""Networks by name: built in, from torchvision, from timm, or from the user's own code."""
+
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.errors import InvalidExample, InvalidModel, MissingExtra, UnknownName, unknown_name
+from secateur.models import resnet_cifar
+
+BUILT_IN: dict[str, Callable[..., nn.Module]] = {
+    "resnet20": resnet_cifar.resnet20,
+    "resnet32": resnet_cifar.resnet32,
+    "resnet44": resnet_cifar.resnet44,
+    "resnet56": resnet_cifar.resnet56,
+    "resnet110": resnet_cifar.resnet110,
+}
+
+
+def find_model(name: str, **kwargs: Any) -> nn.Module:
+    """The network of that name with random weights; nothing is ever downloaded.
+
+    `name` is a built-in network, `torchvision:NAME`, `timm:NAME` or `package.module:callable`; `kwargs` go to
+    whatever builds it.
+
+    >>> find_model("resnet20", num_classes=100).fc.out_features
+    100
+    """
+    builder = _find_builder(name)
+    try:
+        with warnings.catch_warnings():
+            # Of torchvision's GoogLeNet and Inception; random weights are what is asked for here.
+            warnings.filterwarnings("ignore", message="The default weight initialization")
+            model = builder(**kwargs)
+    except Exception as error:  # the builder may be anyone's code
+        raise InvalidModel(f"building {name} raised {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise InvalidModel(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def example_for(model: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor | tuple[list[Tensor]]:
+    """A random input of that shape, as the model wants it; without a shape, of the size the model names as its own.
+
+    Detectors of torchvision take a list of images, so theirs is `([image, ...],)`.
+    """
+    example = torch.randn(shape or (1, *_input_size(model)))
+    if not _is_detector(model):
+        return example
+    if example.dim() != 4:
+        raise InvalidExample(f"a detector takes images of shape NxCxHxW, got {'x'.join(map(str, example.shape))}")
+    return (list(example.unbind()),)
+
+
+def _input_size(model: nn.Module) -> tuple[int, ...]:
+    config = getattr(model, "default_cfg", None) or {}  # timm's record of a network
+    return getattr(model, "input_size", None) or config.get("input_size") or (3, 224, 224)
+
+
+def _is_detector(model: nn.Module) -> bool:
+    return any(base.__module__.startswith("torchvision.models.detection") for base in type(model).__mro__)
+
+
+def _find_builder(name: str) -> Callable[..., nn.Module]:
+    source, colon, rest = name.partition(":")
+    if not colon:
+        return _find_built_in(name)
+    if source == "torchvision":
+        return _find_in_torchvision(rest)
+    if source == "timm":
+        return _find_in_timm(rest)
+    return _find_in_module(source, rest)
+
+
+def _find_built_in(name: str) -> Callable[..., nn.Module]:
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    # A bare `resnet50` most likely means the one in a library.
+    elsewhere = []
+    for source, find in (("torchvision", _find_in_torchvision), ("timm", _find_in_timm)):
+        with suppress(UnknownName, MissingExtra):
+            find(name)
+            elsewhere.append(f"{source}:{name}")
+    if elsewhere:
+        raise UnknownName(f"there is no built-in network {name!r}; did you mean {' or '.join(elsewhere)}?")
+    raise unknown_name("built-in network", name, list(BUILT_IN))
+
+
+def _find_in_torchvision(name: str) -> Callable[..., nn.Module]:
+    models = _import_vision("torchvision").models
+    known = models.list_models()
+    if name not in known:
+        raise unknown_name("torchvision network", name, known)
+    builder = models.get_model_builder(name)
+    # Detection and segmentation download the backbone's weights unless told not to.
+    parameters = inspect.signature(builder).parameters
+    no_weights = {key: None for key in ("weights", "weights_backbone") if key in parameters}
+    return partial(builder, **no_weights)
+
+
+def _find_in_timm(name: str) -> Callable[..., nn.Module]:
+    timm = _import_vision("timm")
+    if not timm.is_model(name):
+        raise unknown_name("timm network", name, timm.list_models())
+    return partial(timm.create_model, name, pretrained=False)
+
+
+def _import_vision(package: str) -> ModuleType:
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f'{error.name} is not installed; run: pip install "secateur[vision]"') from error
+    except Exception as error:  # compiled for another torch, it fails in ways of its own
+        raise MissingExtra(
+            f"{package} does not import beside torch {torch.__version__} ({error}); install the two"
+            " from the same place, in versions that fit each other"
+        ) from error
+
+
+def _find_in_module(module_name: str, attribute: str) -> Callable[..., nn.Module]:
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # Only the module that was asked for is a wrong name; one that it imports is a fault in the user's code.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise UnknownName(
+            f"there is no module {module_name!r}; run from the folder that holds it, or install its package"
+        ) from error
+    if not callable(getattr(module, attribute, None)):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise unknown_name(f"callable in {module_name}", attribute, known)
+    return getattr(module, attribute)

@@ -1,0 +1,15 @@
+"""Set up before any test imports torch."""
+
+import os
+import sys
+from pathlib import Path
+
+SHIM = str(Path(__file__).parent / "shim")
+
+# Two workers share two cores, and so do the commands they start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SHIM, os.environ.get("PYTHONPATH")]))
+
+# Python reads sitecustomize at start-up only, and may have found another one than ours then.
+sys.modules.pop("sitecustomize", None)
+import sitecustomize  # noqa: E402, F401

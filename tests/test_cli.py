@@ -1,0 +1,101 @@
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from secateur import cli
+from secateur.errors import InvalidExample, UnknownName
+
+
+def run(*arguments: str, **kwargs) -> subprocess.CompletedProcess[str]:
+    """The command as a user runs it."""
+    return subprocess.run([sys.executable, "-m", "secateur", *arguments], capture_output=True, text=True, **kwargs)
+
+
+def test_help_answers_in_under_a_second():
+    start = time.perf_counter()
+    result = run("--help")
+    assert time.perf_counter() - start < 1
+    assert result.returncode == 0
+    assert "analyze" in result.stdout
+
+
+def test_help_teaches_with_examples():
+    text = run("analyze", "--help").stdout
+    assert "secateur analyze torchvision:resnet50 --input 1x3x224x224" in text
+    for flag in ("NAME", "--input", "--json", "--ignore", "--inexact", "--no-probe", "--debug"):
+        assert flag in text
+
+
+def test_unknown_command_names_the_known_ones():
+    result = run("analyse", "resnet20")
+    assert result.returncode == 2
+    assert "Available subcommands: analyze" in result.stderr
+
+
+def test_analyze_prints_the_graph():
+    result = run("analyze", "resnet20")
+    assert result.returncode == 0, result.stderr
+    assert "stage1" in result.stdout
+
+
+def test_json_is_all_that_stdout_holds():
+    result = run("analyze", "resnet20", "--json", "--no-probe", "--ignore", "stage1.*")
+    assert result.returncode == 0, result.stderr
+    assert isinstance(json.loads(result.stdout), dict)
+
+
+def test_networks_of_the_current_folder(tmp_path):
+    (tmp_path / "own.py").write_text("from torch import nn\ndef build(): return nn.Conv2d(3, 4, 3)\n")
+    result = run("analyze", "own:build", "--input", "1x3x8x8", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resnet65"], "secateur: there is no built-in network 'resnet65'; did you mean 'resnet56' or"),
+        (["resnet20", "--input", "3,32,32"], "secateur: --input must be positive sizes joined by x, as 1x3x224x224"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["analyze", *arguments])
+    captured = capsys.readouterr()
+    assert stop.value.code == 2
+    assert captured.out == ""
+    lines = [line for line in captured.err.splitlines() if not line.startswith("analysing")]  # said when it takes long
+    assert len(lines) == 1
+    assert lines[0].startswith(message)
+
+
+def test_debug_shows_the_traceback():
+    with pytest.raises(UnknownName):
+        cli.main(["analyze", "resnet65", "--debug"])
+
+
+def test_missing_extra_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--help"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == 'secateur: the secateur command needs tyro; run: pip install "secateur[cli]"\n'
+
+
+@pytest.mark.parametrize("text", ["", "0x3", "1x-3", "1x3x", "1 x 3", "a"])
+def test_shapes_are_checked(text):
+    with pytest.raises(InvalidExample, match="positive sizes joined by x"):
+        cli.parse_shape(text)
+
+
+def test_progress_is_said_only_when_it_takes_long(capsys):
+    with cli._progress("quick", delay=60) as say:
+        say("one step")
+    with cli._progress("slow", delay=0.01) as say:
+        say("one step")
+        time.sleep(0.2)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "slow\n"
