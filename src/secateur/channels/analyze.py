@@ -14,7 +14,7 @@ from secateur.channels.example import Example, tensors_within
 from secateur.channels.groups import ChannelGraph, owner
 from secateur.channels.guard import check_model, explain, undisturbed
 from secateur.channels.labels import Role
-from secateur.channels.probe import find_failures
+from secateur.channels.probe import Probe
 from secateur.channels.trace import Watch
 from secateur.errors import InvalidExample, unknown_name
 
@@ -71,7 +71,7 @@ def analyze(
     if not probe:
         return graph
     say("probing the cuts")
-    failures = find_failures(model, graph, call, say)
+    failures = Probe(model, graph, call, say).failures()
     if failures:
         for group in graph.groups:
             if group.name in failures:

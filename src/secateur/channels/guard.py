@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,7 +110,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 def explain(error: BaseException) -> str:
     """The error in one line, with the line of the user's code that raised it."""
     here = Path(__file__).parent.parent
-    inside = (str(here), str(Path(torch.__file__).parent))
+    inside = (f"{here}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside)]
     text = " ".join(str(error).split()) or type(error).__name__
     text = text if len(text) <= 300 else text[:297] + "..."

@@ -1,13 +1,16 @@
 """The probe: cut a little of every group, run, and compare with the masked network.
 
 Labels cannot see sizes that Python code writes down (`split([8, 8])`, `view(-1, 576)`) or computes from a shape. What
-raises or differs when cut is frozen, with the error as its reason. All groups are cut at once; only when that fails
-are the guilty ones looked for.
+raises or differs when cut is frozen, with the error as its reason. All groups are cut at once, first to see whether
+the forward pass runs at all, without the arithmetic, then to compare numbers; only on failure are the guilty ones
+looked for.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -16,85 +19,117 @@ from secateur.channels.example import Example
 from secateur.channels.groups import ChannelGraph, ChannelGroup
 from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
-from secateur.channels.verify import TOLERANCE, compare
+from secateur.channels.shrink import copy_model, shrink_
+from secateur.channels.trace import ShapesOnly
+from secateur.channels.verify import TOLERANCE, compare, run
 
-FRACTIONS = (0.0, 0.4)
-"""How much of each group is cut, one channel at least: a single one, then enough to meet other remainders."""
 LARGE = 150_000_000
+"""Networks with more parameters are compared in single precision."""
 
 
-def find_failures(
-    model: nn.Module, graph: ChannelGraph, example: Example, say: Callable[[str], None]
-) -> dict[str, str]:
-    """The groups that cannot be cut after all, by name, with the reason."""
-    failures: dict[str, str] = {}
-    candidates = [group for group in graph.groups if group.size > 1]
-    for fraction in FRACTIONS:
-        candidates = [group for group in candidates if group.name not in failures]
-        failures.update(_search(model, graph, example, candidates, fraction, say))
-    return failures
+@dataclass(frozen=True)
+class Failure:
+    """Why a cut does not work, and the innermost module that was running, where known."""
+
+    reason: str
+    module: str | None = None
 
 
-def _search(
-    model: nn.Module,
-    graph: ChannelGraph,
-    example: Example,
-    groups: list[ChannelGroup],
-    fraction: float,
-    say: Callable[[str], None],
-) -> dict[str, str]:
-    failures: dict[str, str] = {}
-    remaining = groups
-    while remaining:
-        reason = attempt(model, graph, example, remaining, fraction)
-        if reason is None:
-            break
-        say(f"probing: {len(remaining)} groups, {len(failures)} frozen")
-        found = _bisect(model, graph, example, remaining, fraction)
-        if not found:
-            found = {group.name: reason for group in remaining}
-        failures.update(found)
-        remaining = [group for group in remaining if group.name not in failures]
-    return failures
+@dataclass(frozen=True)
+class Probe:
+    """Tries cuts of one network on copies of it."""
+
+    model: nn.Module
+    graph: ChannelGraph
+    example: Example
+    say: Callable[[str], None]
+
+    def failures(self) -> dict[str, str]:
+        """The groups that cannot be cut after all, by name, with the reason."""
+        found: dict[str, str] = {}
+        meta = next(self.model.parameters()).device.type == "meta"
+        # A single channel, then enough to meet other remainders, then a comparison in numbers.
+        attempts = [(self.runs, 0.0), (self.runs, 0.4)] + ([] if meta else [(self.agrees, 0.2)])
+        for attempt, fraction in attempts:
+            groups = [group for group in self.graph.groups if group.size > 1 and group.name not in found]
+            found.update(self._search(groups, lambda some, a=attempt, f=fraction: a(self._plan(some, f))))
+        return found
+
+    def _plan(self, groups: Sequence[ChannelGroup], fraction: float) -> Plan:
+        generator = torch.Generator().manual_seed(len(groups))
+        kept = self.graph.all_kept()
+        for group in groups:
+            count = min(max(1, round(fraction * group.size)), group.size - 1)
+            kept[group.start + torch.randperm(group.size, generator=generator)[:count]] = False
+        return Plan(self.graph, kept)
+
+    def runs(self, plan: Plan) -> Failure | None:
+        """Whether the shrunk network runs."""
+        work = shrink_(copy_model(self.model), plan)
+        try:
+            with ShapesOnly():
+                run(work, self.example, "eval")
+        except Exception as error:
+            # Whatever a user's forward pass raises on other sizes is the answer that is looked for.
+            return Failure(f"the forward pass uses a fixed size: {explain(error)}", _running(work, error))
+        return None
+
+    def agrees(self, plan: Plan) -> Failure | None:
+        """Whether the shrunk network computes what the masked one does."""
+        large = self.graph.params > LARGE
+        try:
+            result = compare(self.model, plan, self.example, double=not large, prepare=perturb_, modes=("eval",))
+        except Exception as error:
+            return Failure(f"the forward pass uses a fixed size: {explain(error)}")
+        if plan.exact and not result.difference <= (1e-3 if large else 10 * TOLERANCE):
+            change = f"changes the result by {result.difference:.1e} when removed"
+            return Failure(f"{change}: the code depends on the number of channels")
+        return None
+
+    def _search(
+        self, groups: list[ChannelGroup], attempt: Callable[[Sequence[ChannelGroup]], Failure | None]
+    ) -> dict[str, str]:
+        """Freeze guilty groups until the rest works together."""
+        found: dict[str, str] = {}
+        while groups:
+            failure = attempt(groups)
+            if failure is None:
+                break
+            self.say(f"probing: {len(groups)} groups to go, {len(found)} frozen")
+            guilty = _bisect(_near(groups, failure.module), attempt) or _bisect(groups, attempt)
+            found.update(guilty or {group.name: failure.reason for group in groups})
+            groups = [group for group in groups if group.name not in found]
+        return found
 
 
 def _bisect(
-    model: nn.Module, graph: ChannelGraph, example: Example, groups: Sequence[ChannelGroup], fraction: float
+    groups: Sequence[ChannelGroup], attempt: Callable[[Sequence[ChannelGroup]], Failure | None]
 ) -> dict[str, str]:
-    """Of groups that fail together, those that fail in ever smaller company."""
+    """Of these groups, those that fail in ever smaller company."""
+    failure = attempt(groups) if groups else None
+    if failure is None:
+        return {}
     if len(groups) == 1:
-        reason = attempt(model, graph, example, groups, fraction)
-        return {} if reason is None else {groups[0].name: reason}
-    found: dict[str, str] = {}
+        return {groups[0].name: failure.reason}
     middle = len(groups) // 2
-    for half in (groups[:middle], groups[middle:]):
-        if attempt(model, graph, example, half, fraction) is not None:
-            found.update(_bisect(model, graph, example, half, fraction))
-    return found
+    return _bisect(groups[:middle], attempt) | _bisect(groups[middle:], attempt)
 
 
-def attempt(
-    model: nn.Module, graph: ChannelGraph, example: Example, groups: Sequence[ChannelGroup], fraction: float
-) -> str | None:
-    """Why cutting these groups fails, or None if it works."""
-    generator = torch.Generator().manual_seed(len(groups))
-    kept = graph.all_kept()
-    for group in groups:
-        count = min(max(1, round(fraction * group.size)), group.size - 1)
-        kept[group.start + torch.randperm(group.size, generator=generator)[:count]] = False
-    plan = Plan(graph, kept)
-    large = graph.params > LARGE
-    meta = next(model.parameters()).device.type == "meta"
-    try:
-        result = compare(
-            model, plan, example, double=not large, prepare=None if meta else perturb_, modes=("eval",), values=not meta
-        )
-    except Exception as error:
-        # Whatever a user's forward pass raises on other sizes is the answer that is looked for.
-        return f"the forward pass uses a fixed size: {explain(error)}"
-    if plan.exact and not result.difference <= (1e-3 if large else TOLERANCE * 10):
-        return f"changes the result by {result.difference:.1e} when removed: the code depends on the number of channels"
-    return None
+def _near(groups: Sequence[ChannelGroup], module: str | None) -> list[ChannelGroup]:
+    """Groups with members in this module, or else in the nearest one around it."""
+    while module:
+        near = [g for g in groups if any(m.tensor.startswith(f"{module}.") for m in g.members)]
+        if near:
+            return near
+        module = module.rpartition(".")[0]
+    return []
+
+
+def _running(model: nn.Module, error: BaseException) -> str | None:
+    """The innermost module whose code was running when the error was raised."""
+    names = {id(module): name for name, module in model.named_modules()}
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((names[id(f.f_locals["self"])] for f in reversed(frames) if id(f.f_locals.get("self")) in names), None)
 
 
 @torch.no_grad()

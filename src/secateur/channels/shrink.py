@@ -12,6 +12,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from secateur.channels.cost import is_kept
 from secateur.channels.plan import Plan
+from secateur.channels.trace import memory_format
 from secateur.errors import InvalidModel, InvalidPlan
 
 
@@ -71,19 +72,11 @@ def shrink_(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | Non
 
 def cut(tensor: Tensor, shape: torch.Size, indices: dict[int, Tensor]) -> Tensor:
     """The tensor with only these indices per axis; axes of size 1 where `shape` has more are left alone."""
-    memory_format = _memory_format(tensor)
+    layout = memory_format(tensor)
     for axis, kept in indices.items():
         if tensor.shape[axis] == shape[axis]:
             tensor = tensor.index_select(axis, kept.to(tensor.device))
-    return tensor.contiguous(memory_format=memory_format)
-
-
-def _memory_format(tensor: Tensor) -> torch.memory_format:
-    if not tensor.is_contiguous():
-        for dim, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-            if tensor.dim() == dim and tensor.is_contiguous(memory_format=memory_format):
-                return memory_format
-    return torch.contiguous_format
+    return tensor.contiguous(memory_format=layout)
 
 
 def _cut_optimizer(optimizer: torch.optim.Optimizer, parameter: Tensor, indices: dict[int, Tensor]) -> None:

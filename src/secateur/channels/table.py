@@ -34,7 +34,7 @@ def describe(graph: ChannelGraph) -> str:
             lines += ["", "~ inexact, as asked for: removing is not the same as zeroing here"]
             lines += [f"  {reason}" for reason in reasons]
     if graph.frozen:
-        rows = [("stays", "filters", "because it")]
+        rows = [("stays", "filters", "why")]
         rows += [(frozen.name, str(frozen.size), frozen.reason) for frozen in graph.frozen]
         lines += ["", *_columns(rows)]
     lines += [f"note: {note}" for note in graph.notes]

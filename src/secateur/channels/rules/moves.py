@@ -84,6 +84,20 @@ def _constant(codes: Tensor, dim: int) -> bool:
     return bool((codes == codes.narrow(dim, 0, 1)).all())
 
 
+@rule("as_strided", "as_strided_")
+def as_strided(call: Call) -> None:
+    """Known only where it relabels the strides of axes of size 1, as pooling does for channels_last."""
+    shape, stride = call.layout
+    same = shape == call.out.shape and all(
+        a == b for size, a, b in zip(shape, stride, call.out.stride(), strict=True) if size > 1
+    )
+    if same and call["storage_offset"] in (None, call.tensors[0].storage_offset()):
+        call.put(call.out, call.axes(call.out if call.operator.num_written else call["self"]))
+    else:
+        call.freeze_axes(call["self"], "is seen through other strides")
+        call.put(call.out, [None] * call.out.dim())
+
+
 @rule("permute", "permute_copy")
 def permute(call: Call) -> None:
     axes = call.axes(call["self"])

@@ -98,7 +98,7 @@ class Call:
     """One operator call that has just run: arguments by name, result, and what is known of the tensors."""
 
     def __init__(
-        self, watch: Watch, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+        self, watch: Watch, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], layout: Any, out: Any
     ) -> None:
         self.watch = watch
         self.table = watch.table
@@ -106,6 +106,8 @@ class Call:
         self.name = operator.name
         self.args = args
         self.kwargs = kwargs
+        self.layout = layout
+        """Shape and strides of the first tensor argument before the call, which may have changed them."""
         self.out = out
         self.tensors = tensors_in(args) + tensors_in(kwargs.values())
         """Every tensor among the arguments, lists included."""
