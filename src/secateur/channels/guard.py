@@ -82,7 +82,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         (value, type(value)(value))
         for saved in attributes
         for value in saved.values()
-        if value and type(value) in (dict, list, set)
+        if type(value) in (dict, list, set)
     ]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     devices = sorted(

@@ -1,0 +1,289 @@
+"""Analysis leaves no trace, listens to `ignore`, and refuses what it cannot look at."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import secateur
+
+
+def small_network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 6, 3),
+        nn.ReLU(),
+        nn.Conv2d(6, 2, 1),
+    )
+
+
+IMAGE = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Restless(nn.Module):
+    """Changes itself in every forward pass in every way a module can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = small_network()
+        self.dropout = nn.Dropout(0.5)
+        self.calls = 0
+        self.history: list[int] = []
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.history.append(self.calls)
+        self.seen = self.seen + 1
+        self.last = x
+        x.mul_(1.0)
+        return self.dropout(self.body(x))
+
+
+def test_the_model_is_left_exactly_as_it_was() -> None:
+    model = Restless()
+    model.train()
+    model.body[1].eval()
+    model(torch.randn(2, 3, 8, 8)).sum().backward()
+    calls: list[str] = []
+    model.body.register_forward_hook(lambda *_: calls.append("hook"))
+    hooks = dict(model.body._forward_hooks)
+    state = copy.deepcopy(model.state_dict())
+    gradients = [p.grad.clone() for p in model.parameters()]
+    parameters = list(model.parameters())
+    training = [m.training for m in model.modules()]
+    attributes = model.calls, list(model.history), model.last
+    random = torch.random.get_rng_state()
+    image = IMAGE.clone()
+
+    secateur.analyze(model, image)
+
+    assert [m.training for m in model.modules()] == training
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    assert all(torch.equal(g, p.grad) for g, p in zip(gradients, model.parameters(), strict=True))
+    assert (model.calls, model.history) == attributes[:2]
+    assert model.last is attributes[2]
+    assert torch.equal(torch.random.get_rng_state(), random)
+    assert dict(model.body._forward_hooks) == hooks
+    assert torch.equal(image, IMAGE)
+    assert not [name for p in model.parameters() for name in vars(p)]
+
+
+def test_examples_may_be_tensors_tuples_or_dicts() -> None:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = small_network()
+
+        def forward(self, images: list[torch.Tensor], scale: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {"out": self.body(torch.stack(images)) * scale["by"]}
+
+    images, scale = [IMAGE[0], IMAGE[0]], {"by": torch.tensor(2.0)}
+    by_position = secateur.analyze(Nested(), (images, scale))
+    by_keyword = secateur.analyze(Nested(), {"images": images, "scale": scale})
+    assert [g.size for g in by_position.groups] == [g.size for g in by_keyword.groups] == [8, 6]
+
+
+def test_a_model_on_meta_is_analysed() -> None:
+    graph = secateur.analyze(small_network().to("meta"), IMAGE.to("meta"))
+    assert [(g.name, g.size) for g in graph.groups] == [("0", 8), ("3", 6)]
+
+
+def test_ignored_layers_keep_their_filters() -> None:
+    assert [g.name for g in secateur.analyze(small_network(), IMAGE, ignore="3").groups] == ["0"]
+    assert [g.name for g in secateur.analyze(small_network(), IMAGE, ignore=["[01]"]).groups] == ["3"]
+    chosen = secateur.analyze(small_network(), IMAGE, ignore=lambda name, module: isinstance(module, nn.BatchNorm2d))
+    assert [g.name for g in chosen.groups] == ["3"]
+    assert {f.name: f.reason for f in chosen.frozen}["0"] == "is ignored, as asked for"
+
+
+def test_a_container_stands_for_what_is_in_it() -> None:
+    model = nn.Sequential()
+    model.add_module("stem", nn.Conv2d(3, 4, 3))
+    model.add_module("body", small_network()[3:])
+    model.body[0] = nn.Conv2d(4, 6, 1)
+    graph = secateur.analyze(model, IMAGE, ignore="body")
+    assert [g.name for g in graph.groups] == ["stem"]
+
+
+def test_a_wrong_name_to_ignore_suggests_the_nearest() -> None:
+    model = nn.Sequential()
+    model.add_module("features", small_network())
+    with pytest.raises(secateur.UnknownName, match=r"there is no layer 'feature'; did you mean 'features'"):
+        secateur.analyze(model, IMAGE, ignore="feature")
+
+
+def test_train_only_heads_hold_on_to_their_channels() -> None:
+    class Auxiliary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 8, 3)
+            self.head = nn.Conv2d(8, 2, 1)
+            self.aux = nn.Conv2d(8, 5, 1)
+
+        def forward(self, x: torch.Tensor) -> object:
+            x = self.stem(x).relu()
+            return (self.head(x), self.aux(x)) if self.training else self.head(x)
+
+    model = Auxiliary()
+    graph = secateur.analyze(model, IMAGE)
+    (group,) = graph.groups
+    assert "aux.weight" in {m.tensor for m in group.members if m.role == "consumes"}
+    small = secateur.shrink(model, secateur.Plan.drop(graph, 0.5))
+    assert [out.shape[1] for out in small.train()(IMAGE)] == [2, 5]
+
+
+def test_a_head_that_cannot_be_run_is_frozen_with_that_reason() -> None:
+    class NeedsTargets(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = small_network()
+            self.extra = nn.Linear(3, 4)
+
+        def forward(self, x: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
+            if self.training:
+                assert target is not None, "no target"
+                return self.extra(target)
+            return self.body(x)
+
+    graph = secateur.analyze(NeedsTargets(), IMAGE)
+    assert {f.name: f.reason for f in graph.frozen}["extra"] == (
+        "is never used in evaluation mode, and training mode cannot run on this example"
+    )
+    assert any("no target" in note for note in graph.notes)
+
+
+def test_a_parameter_never_used_says_so() -> None:
+    model = small_network()
+    model.spare = nn.Linear(4, 4)
+    model.forward = lambda x: nn.Sequential.forward(model[:6], x)
+    graph = secateur.analyze(model, IMAGE, probe=False)
+    assert {f.name: f.reason for f in graph.frozen}["spare"] == "is a parameter never used in this forward pass"
+
+
+class HardCoded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 16, 3, padding=1)
+        self.inner = nn.Conv2d(8, 6, 1)
+        self.outer = nn.Conv2d(6, 4, 1)
+        self.linear = nn.Linear(256, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, _ = self.convolution(x).split([8, 8], 1)
+        x = self.outer(self.inner(a).relu())
+        return self.linear(x.view(-1, 256))
+
+
+def test_the_probe_finds_fixed_sizes_and_names_the_line() -> None:
+    graph = secateur.analyze(HardCoded(), IMAGE)
+    assert [g.name for g in graph.groups] == ["inner"]
+    reasons = {f.name: f.reason for f in graph.frozen}
+    assert "the forward pass uses a fixed size" in reasons["convolution"]
+    assert "test_analyze.py" in reasons["convolution"]
+    assert ".split([8, 8], 1)" in reasons["convolution"]
+    assert "x.view(-1, 256)" in reasons["outer"]
+
+
+def test_the_probe_finds_values_that_depend_on_the_number_of_channels() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 16, 1)
+            self.second = nn.Conv2d(16, 2, 1)
+            nn.init.zeros_(self.second.weight)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            return self.second(x / x.shape[1])
+
+    graph = secateur.analyze(Scaled(), IMAGE)
+    assert not graph.groups
+    assert "depends on the number of channels" in graph.frozen[0].reason
+
+
+def test_the_table_and_the_data_tell_the_same() -> None:
+    graph = secateur.analyze(small_network(), IMAGE)
+    text, data = str(graph), graph.to_dict()
+    assert "14 channels in 2 groups" in text
+    assert "reaches the model's output" in text
+    assert [g["name"] for g in data["groups"]] == ["0", "3"]
+    assert data["macs"] == graph.macs
+    assert data["groups"][0]["members"][0] == {
+        "tensor": "0.weight",
+        "axis": 0,
+        "role": "produces",
+        "indices": [[i] for i in range(8)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.ReLU(), "has no parameters"),
+        (nn.DataParallel(small_network()), "DataParallel wrapper: pass model.module instead"),
+        (nn.Sequential(nn.LazyConv2d(4, 3)), "has no shape yet"),
+        (lambda x: x, "a model is an nn.Module, got function"),
+    ],
+)
+def test_models_that_cannot_be_analysed(model: object, message: str) -> None:
+    with pytest.raises(secateur.InvalidModel, match=message):
+        secateur.analyze(model, IMAGE)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_and_compiled_models_are_refused() -> None:
+    scripted = torch.jit.script(small_network())
+    with pytest.raises(secateur.InvalidModel, match="TorchScript"):
+        secateur.analyze(scripted, IMAGE)
+    with pytest.raises(secateur.InvalidModel, match=r"model\._orig_mod"):
+        secateur.analyze(torch.compile(small_network()), IMAGE)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantised_tensors_are_refused() -> None:
+    model = small_network()
+    model.register_buffer("table", torch.quantize_per_tensor(torch.randn(4), 0.1, 0, torch.quint8))
+    with pytest.raises(secateur.InvalidModel, match="'table' is quantised"):
+        secateur.analyze(model, IMAGE)
+
+
+def test_two_devices_and_sick_weights_are_named() -> None:
+    model = small_network()
+    model[3].to("meta")
+    with pytest.raises(secateur.InvalidModel, match=r"several devices .*'3.weight' on meta"):
+        secateur.analyze(model, IMAGE)
+    model = small_network()
+    model[3].weight.data[0, 0, 0, 0] = float("nan")
+    with pytest.raises(secateur.InvalidModel, match=r"'3.weight' holds NaN"):
+        secateur.analyze(model, IMAGE)
+
+
+def test_examples_that_do_not_fit() -> None:
+    model = small_network()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(secateur.InvalidExample, match=r"raised in its forward pass on input 1x4x8x8: RuntimeError"):
+        secateur.analyze(model, torch.randn(1, 4, 8, 8))
+    with pytest.raises(secateur.InvalidExample, match="holds no tensor"):
+        secateur.analyze(model, ([],))
+    with pytest.raises(secateur.InvalidExample, match="the model is on cpu, the example on meta"):
+        secateur.analyze(model, IMAGE.to("meta"))
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+
+
+def test_an_error_of_the_model_keeps_its_line() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.convolution(x)
+            raise RuntimeError("out of coffee")
+
+    with pytest.raises(secateur.InvalidExample, match=r"out of coffee at test_analyze.py:\d+: raise RuntimeError"):
+        secateur.analyze(Broken(), IMAGE)

@@ -1,0 +1,207 @@
+"""Cutting keeps everything but size: identity, ties, optimizer state, layout, bookkeeping."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import secateur
+from secateur import Plan
+
+IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.PReLU(8),
+        nn.Conv2d(8, 8, 3, groups=8),
+        nn.ConvTranspose2d(8, 6, 2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(24, 10),
+        nn.Linear(10, 2),
+    )
+
+
+@pytest.fixture
+def model() -> nn.Sequential:
+    return network()
+
+
+@pytest.fixture
+def plan(model: nn.Sequential) -> Plan:
+    return Plan.keep(secateur.analyze(model, IMAGE), {"0": [1, 2, 5], "4": [0, 3], "8": [0, 1, 7, 9]})
+
+
+def test_shrink_copies_and_shrink_in_place_does_not(model: nn.Sequential, plan: Plan) -> None:
+    before = copy.deepcopy(model.state_dict())
+    small = secateur.shrink(model, plan)
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    assert secateur.shrink_(model, plan) is model
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in small.state_dict().items())
+    assert torch.equal(model[0].weight, before["0.weight"][[1, 2, 5]])
+    assert torch.equal(model[4].weight, before["4.weight"][[1, 2, 5]][:, [0, 3]])
+    assert torch.equal(model[8].weight, before["8.weight"].reshape(10, 6, 4)[[0, 1, 7, 9]][:, [0, 3]].reshape(4, 8))
+
+
+def test_bookkeeping_and_repr_are_right(model: nn.Sequential, plan: Plan) -> None:
+    small = secateur.shrink(model, plan)
+    expected = nn.Sequential(
+        nn.Conv2d(3, 3, 3, padding=1),
+        nn.BatchNorm2d(3),
+        nn.PReLU(3),
+        nn.Conv2d(3, 3, 3, groups=3),
+        nn.ConvTranspose2d(3, 2, 2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+        nn.Linear(4, 2),
+    )
+    assert repr(small) == repr(expected)
+    expected.load_state_dict(small.state_dict())
+    assert torch.equal(expected.eval()(IMAGE), small.eval()(IMAGE))
+
+
+def test_parameters_stay_the_same_objects_and_gradients_follow(model: nn.Sequential, plan: Plan) -> None:
+    model(IMAGE).sum().backward()
+    parameters = list(model.parameters())
+    gradient = model[0].weight.grad.clone()
+    model[4].weight.requires_grad_(False)
+    secateur.shrink_(model, plan)
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    assert torch.equal(model[0].weight.grad, gradient[[1, 2, 5]])
+    assert not model[4].weight.requires_grad
+    model.zero_grad()
+    model(IMAGE).sum().backward()
+    assert model[0].weight.grad.shape == (3, 3, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.Adam, {"amsgrad": True}),
+        (torch.optim.AdamW, {}),
+        (torch.optim.RMSprop, {"momentum": 0.5}),
+        (torch.optim.Adafactor, {}),
+    ],
+)
+def test_the_optimizer_goes_on_as_if_it_had_always_been_small(
+    model: nn.Sequential, plan: Plan, kind: type, settings: dict
+) -> None:
+    optimizer = kind(model.parameters(), lr=0.01, **settings)
+    for _ in range(2):
+        model(IMAGE).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    old = {p: {k: v.clone() for k, v in s.items() if torch.is_tensor(v)} for p, s in optimizer.state.items()}
+    secateur.shrink_(model, plan, optimizer)
+    weight = model[8].weight
+    columns = [i for i in range(24) if i // 4 in (0, 3)]
+    for key, value in old[weight].items():
+        if value.dim() == 2:
+            rows = value[[0, 1, 7, 9]] if value.shape[0] > 1 else value
+            expected = rows[:, columns] if value.shape[1] > 1 else rows
+            assert torch.equal(optimizer.state[weight][key], expected), key
+    model(IMAGE).square().sum().backward()
+    optimizer.step()
+
+
+def test_lists_in_parameter_groups_are_cut_too(model: nn.Sequential, plan: Plan) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    masks = [torch.arange(float(p.numel())).reshape(p.shape) for p in model.parameters()]
+    optimizer.param_groups[0]["masks"] = list(masks)
+    secateur.shrink_(model, plan, optimizer)
+    assert torch.equal(optimizer.param_groups[0]["masks"][0], masks[0][[1, 2, 5]])
+
+
+def test_layout_precision_and_hooks_survive(model: nn.Sequential) -> None:
+    model = model.to(memory_format=torch.channels_last).to(torch.bfloat16)
+    calls: list[int] = []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    graph = secateur.analyze(model, IMAGE.to(torch.bfloat16))
+    small = secateur.shrink(model, Plan.drop(graph, 0.5))
+    assert small[0].weight.dtype == torch.bfloat16
+    assert small[4].weight.is_contiguous(memory_format=torch.channels_last)
+    before = len(calls)
+    small(IMAGE.to(torch.bfloat16))
+    assert len(calls) == before + 1
+
+
+def test_tied_parameters_stay_tied() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 8, 1)
+            self.one = nn.Conv2d(8, 8, 3, padding=1)
+            self.two = nn.Conv2d(8, 8, 3, padding=1)
+            self.two.weight = self.one.weight
+            self.head = nn.Conv2d(8, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.two(self.one(self.stem(x)).relu()).relu())
+
+    model = Tied()
+    graph = secateur.analyze(model, IMAGE)
+    plan = Plan.drop(graph, 0.5)
+    small = secateur.shrink(model, plan)
+    assert small.two.weight is small.one.weight
+    assert small.one.weight.shape == (4, 4, 3, 3)
+    assert secateur.verify(model, plan, IMAGE).difference < 1e-12
+
+
+def test_parameters_that_are_views_of_one_another_stay() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 1))
+    model[1].weight.data = torch.randn(16, 8, 1, 1)[:8]
+    model[1].bias.data = model[1].weight.data.reshape(-1)[:8]
+    graph = secateur.analyze(model, IMAGE)
+    assert "shares memory with" in {f.name: f.reason for f in graph.frozen}["1"]
+
+
+def test_a_plan_for_another_network_is_refused(model: nn.Sequential, plan: Plan) -> None:
+    with pytest.raises(secateur.InvalidPlan, match=r"made for a network with '1.weight', which this one lacks"):
+        secateur.shrink(nn.Sequential(nn.Conv2d(3, 8, 3)), plan)
+    small = secateur.shrink(model, plan)
+    with pytest.raises(secateur.InvalidPlan, match=r"'0.weight' of shape \(8, 3, 3, 3\), found \(3, 3, 3, 3\): already"):
+        secateur.shrink_(small, plan)
+
+
+def test_verify_reports_and_catches_a_wrong_graph(model: nn.Sequential, plan: Plan) -> None:
+    result = secateur.verify(model, plan, IMAGE)
+    assert result.difference < 1e-12
+    assert result.modes == ("eval", "train")
+    assert result.outputs == 12
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 8, 1)
+            self.second = nn.Conv2d(8, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            return self.second(x * x.shape[1])
+
+    liar = Sum()
+    graph = secateur.analyze(liar, IMAGE, probe=False)
+    with pytest.raises(secateur.NotEquivalent, match="because of group 'first'"):
+        secateur.verify(liar, Plan.drop(graph, 0.5), IMAGE)
+
+
+def test_inexact_groups_are_marked_and_measured() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(2, 8), nn.Conv2d(8, 2, 1))
+    assert not secateur.analyze(model, IMAGE).groups
+    graph = secateur.analyze(model, IMAGE, inexact=True)
+    assert [(g.size, g.exact) for g in graph.groups] == [(4, False)]
+    assert "~" in str(graph)
+    plan = Plan.drop(graph, 0.5)
+    result = secateur.verify(model, plan, IMAGE)
+    assert not result.exact
+    assert result.difference > 1e-6
+    assert secateur.shrink(model, plan)[1].num_channels == 4
