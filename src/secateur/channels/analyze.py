@@ -51,18 +51,17 @@ def analyze(
     watch = Watch(model, inexact)
     notes: list[str] = []
     say("watching a forward pass")
+    unused = "is a parameter never used in this forward pass"
     with undisturbed(model), torch.no_grad():
         _watch(watch, model.eval(), call)
-        products, watch.products = watch.products, []
-        unused = "is a parameter never used in this forward pass"
-        try:
-            _watch_training(watch, model.train(), call.repeated())
-        except InvalidExample as error:
-            unused = "is never used in evaluation mode, and training mode cannot run on this example"
-            if any(not leaf.used for leaf in watch.leaves.values()):
-                notes.append(
-                    f"training mode cannot run on this example: {error.__cause__ and explain(error.__cause__)}"
-                )
+        products = watch.products
+        if watch.training_matters:
+            try:
+                _watch(watch, model.train(), call.repeated())
+            except InvalidExample as error:
+                unused = "is never used in evaluation mode, and training mode cannot run on this example"
+                if any(not leaf.used for leaf in watch.leaves.values()):
+                    notes.append(f"training mode cannot run on this example: {explain(error.__cause__ or error)}")
         watch.products = products
     _freeze_ignored(watch, model, ignore)
     _freeze_unused(watch, unused)
@@ -84,31 +83,29 @@ def analyze(
 
 
 def _watch(watch: Watch, model: nn.Module, example: Example) -> None:
-    """One watched forward pass; what it returns must stay."""
-    example = example.copied()
-    try:
-        with watch.following_modules(), watch:
-            output = example(model)
-    except Exception as error:
-        # Anything may come out of a user's forward pass.
-        raise InvalidExample(f"the model raised in its forward pass on input {example}: {explain(error)}") from error
+    """One watched forward pass; what it returns must stay.
+
+    Without the arithmetic if possible; with it where the code looks at values or fails on zeros.
+    """
+    output = None
+    for watch.shapes_only in (True, False):
+        watch.products = []
+        try:
+            with watch.following_modules(), watch:
+                output = example.copied()(model)
+        except Exception as error:
+            # Anything may come out of a user's forward pass.
+            if not watch.shapes_only:
+                text = f"the model raised in its forward pass on input {example}: {explain(error)}"
+                raise InvalidExample(text) from error
+        else:
+            if not watch.values_matter:
+                break
     for tensor in tensors_within(output):
         state = watch.state(tensor)
         for axis in state.axes if state is not None else ():
             if isinstance(axis, Tensor):
                 watch.table.freeze(axis, "reaches the model's output")
-
-
-def _watch_training(watch: Watch, model: nn.Module, example: Example) -> None:
-    """Training mode is watched for what runs there, first without the arithmetic; if that fails, with it."""
-    watch.shapes_only = True
-    try:
-        _watch(watch, model, example)
-    except InvalidExample:
-        watch.shapes_only = False
-        _watch(watch, model, example)
-    finally:
-        watch.shapes_only = False
 
 
 def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:

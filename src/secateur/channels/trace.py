@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from secateur.channels.labels import LabelTable, labels_of
@@ -68,6 +71,10 @@ class Watch(EagerMode):
         self.inexact = inexact
         self.shapes_only = False
         """Give convolutions and matrix products zeros for results: what runs is seen at a fraction of the time."""
+        self.values_matter = False
+        """Whether code looked at values, and might have gone another way for others."""
+        self.training_matters = False
+        """Whether code may run differently in training mode."""
         self.products: list[Product] = []
         self.notes: list[SizeNote] = []
         self.failures: list[str] = []
@@ -91,6 +98,8 @@ class Watch(EagerMode):
             if decomposed is not NotImplemented:
                 return decomposed
         inputs = tensors_in(args) + tensors_in(kwargs.values())
+        if operator.looks_at_values and (operator.name != "index" or _has_mask(inputs)):
+            self.values_matter = True
         known = [state for t in inputs if (state := self.state(t)) is not None]
         written = [(t, self.state(t)) for t in inputs[: operator.num_written]]
         layout = (inputs[0].shape, inputs[0].stride()) if inputs else None
@@ -244,14 +253,45 @@ class Watch(EagerMode):
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             self._stack.pop()
 
+        def read_training(module: nn.Module) -> bool:
+            # Torch's own norms and dropouts run the same operators in both modes, as far as channels go.
+            known = type(module).__module__.startswith("torch.nn.") and isinstance(module, (_NormBase, _DropoutNd))
+            self.training_matters |= not known
+            return vars(module)["training"]
+
         depth = len(self._stack)
         hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+        # A property of the class goes before the instance's own entry, which stays what it is.
+        nn.Module.training = property(read_training, lambda module, value: vars(module).update(training=value))  # pyright: ignore
         try:
-            yield
+            with _Escapes(self):
+                yield
         finally:
+            del nn.Module.training
             for hook in hooks:
                 hook.remove()
             del self._stack[depth:]
+
+
+class _Escapes(TorchFunctionMode):
+    """Sees tensors leave for Python by ways that are no operators."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr"):
+            self.watch.values_matter = True
+            state = self.watch.state(args[0])
+            for axis in state.axes if state is not None else ():
+                if isinstance(axis, Tensor):
+                    self.watch.table.freeze(axis, self.watch.located("is read by Python code"))
+        return func(*args, **(kwargs or {}))
+
+
+def _has_mask(tensors: list[Tensor]) -> bool:
+    return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
 
 
 def shape_only(operator: str, args: tuple[Any, ...]) -> Tensor | None:

@@ -46,6 +46,7 @@ def batch_norm(call: Call) -> None:
             call.freeze_axes(tensor, "normalises channels of fixed number")
     for dim, axis in enumerate(axes):
         if dim != 1:
+            call.watch.training_matters |= isinstance(axis, Tensor)
             seen = call.mix(axis, "passes a batch norm across its own axis") if batch_statistics else axis
             axes[dim] = with_alive(seen, True) if isinstance(seen, Tensor) and not call.is_weights(data) else seen
     call.put(call.outputs[0], axes)

@@ -69,6 +69,8 @@ class Operator:
     """How many of its leading tensor arguments it writes to."""
     shares_memory: bool
     """Whether results may be views of arguments."""
+    looks_at_values: bool
+    """Whether a result's shape, or what Python does next, depends on values."""
 
     @staticmethod
     def of(func: Any, fallback: Rule) -> Operator:
@@ -80,7 +82,10 @@ class Operator:
         arguments = {a.name: (i, a.default_value) for i, a in enumerate(schema.arguments)}
         written = sum(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
         shares = any(a.alias_info is not None for a in schema.arguments)
-        return Operator(func, schema.name.partition("::")[2], rule, arguments, written, shares)
+        namespace, _, name = schema.name.partition("::")
+        tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+        looks = namespace != "aten" or any(tag in func.tags for tag in tags)
+        return Operator(func, name, rule, arguments, written, shares, looks)
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:
