@@ -136,19 +136,16 @@ def _tie_notes(watch: Watch) -> None:
 
 def _group(component: Tensor, axis: Tensor, counts: Tensor, chosen: Tensor) -> Tensor:
     """Number the sets of components that have equally many slices on the same axes; -1 for those not chosen."""
-    signature = torch.zeros(chosen.numel(), 2, dtype=torch.long, device="cpu")
-    for column, (multiplier, shift) in enumerate([(0x1E3779B97F4A7C15, 29), (0x5851F42D4C957F2D, 31)]):
-        mixed = (axis * 0x10001 + counts + 1) * multiplier
-        mixed = (mixed ^ (mixed >> shift)) * multiplier
-        signature[:, column].index_add_(0, component, mixed ^ (mixed >> shift))
-    result = torch.full(chosen.shape, -1, dtype=torch.long, device="cpu")
+    signature = torch.zeros(chosen.numel(), dtype=torch.long, device="cpu")
+    mixed = (axis * 0x10001 + counts + 1) * 0x1E3779B97F4A7C15
+    mixed = (mixed ^ (mixed >> 29)) * 0x5851F42D4C957F2D
+    signature.index_add_(0, component, mixed ^ (mixed >> 31))
     members = chosen.nonzero()[:, 0]
-    numbers: dict[tuple[int, int], int] = {}
-    result[members] = torch.tensor(
-        [numbers.setdefault(tuple(row), len(numbers)) for row in signature[members].tolist()],
-        dtype=torch.long,
-        device="cpu",
-    )
+    result = torch.full(chosen.shape, -1, dtype=torch.long, device="cpu")
+    unique, inverse = torch.unique(signature[members], return_inverse=True)
+    first = torch.full(unique.shape, chosen.numel(), dtype=torch.long, device="cpu")
+    first.scatter_reduce_(0, inverse, members, "amin")
+    result[members] = torch.argsort(torch.argsort(first))[inverse]
     return result
 
 

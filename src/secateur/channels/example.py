@@ -34,8 +34,8 @@ class Example:
     def _map(self, change: Callable[[Tensor], Tensor]) -> Example:
         return Example(map_tensors(self.args, change), map_tensors(self.kwargs, change))
 
-    def double(self) -> Example:
-        return self._map(lambda t: t.double() if t.is_floating_point() else t)
+    def to(self, precision: torch.dtype) -> Example:
+        return self._map(lambda t: t.to(precision) if t.is_floating_point() else t)
 
     def copied(self) -> Example:
         """A copy, so that a model that writes into its input leaves the caller's alone."""

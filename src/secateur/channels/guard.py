@@ -39,7 +39,8 @@ def check_model(model: Any, example: Example) -> None:
             )
         if "quantized" in type(module).__module__.split("."):
             raise InvalidModel(f"{where} ({kind}) is quantised: prune the float model first, then quantise")
-    tensors = [*model.named_parameters(), *model.named_buffers()]
+    parameters = list(model.named_parameters())
+    tensors = [*parameters, *model.named_buffers()]
     for name, tensor in tensors:
         if is_lazy(tensor):
             raise InvalidModel(f"parameter {name!r} has no shape yet: run the model once on an example")
@@ -47,7 +48,7 @@ def check_model(model: Any, example: Example) -> None:
             raise InvalidModel(f"tensor {name!r} is quantised: prune the float model first, then quantise")
         if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
             raise InvalidModel(f"tensor {name!r} is a {type(tensor).__name__}: pass a model of plain tensors")
-    if not any(True for _ in model.parameters()):
+    if not parameters:
         raise InvalidModel(f"{type(model).__name__} has no parameters: there is nothing to prune")
     places: dict[torch.device, str] = {}
     for name, tensor in tensors:
@@ -55,7 +56,7 @@ def check_model(model: Any, example: Example) -> None:
     if len(places) > 1:
         listed = ", ".join(f"{name!r} on {device}" for device, name in places.items())
         raise InvalidModel(f"the model is spread over several devices ({listed}): move it to one with model.to(device)")
-    for name, tensor in model.named_parameters():
+    for name, tensor in parameters:
         if tensor.is_floating_point() and tensor.device.type != "meta" and not _is_finite(tensor.detach()):
             raise InvalidModel(f"parameter {name!r} holds NaN or infinite values: load a sound checkpoint")
     device = next(iter(places))

@@ -79,7 +79,8 @@ class LabelTable:
     def channels(self) -> Tensor:
         """For every label the number of its channel, counted from 0 in order of first appearance."""
         parent = connect(self.size, self._ties)
-        return torch.unique(parent, return_inverse=True)[1]
+        number = torch.cumsum(parent == torch.arange(self.size, device="cpu"), 0) - 1
+        return number[parent]
 
 
 def connect(size: int, ties: Iterable[tuple[Tensor, Tensor]]) -> Tensor:

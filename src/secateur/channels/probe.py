@@ -21,7 +21,7 @@ from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.channels.trace import ShapesOnly
-from secateur.channels.verify import TOLERANCE, compare, run
+from secateur.channels.verify import compare, run
 
 LARGE = 150_000_000
 """Networks with more parameters are compared in single precision."""
@@ -76,12 +76,12 @@ class Probe:
 
     def agrees(self, plan: Plan) -> Failure | None:
         """Whether the shrunk network computes what the masked one does."""
-        large = self.graph.params > LARGE
+        precision = torch.float32 if self.graph.params > LARGE else torch.float64
         try:
-            result = compare(self.model, plan, self.example, double=not large, prepare=perturb_, modes=("eval",))
+            result = compare(self.model, plan, self.example, precision=precision, prepare=perturb_, modes=("eval",))
         except Exception as error:
             return Failure(f"the forward pass uses a fixed size: {explain(error)}")
-        if plan.exact and not result.difference <= (1e-3 if large else 10 * TOLERANCE):
+        if plan.exact and not result.agrees:
             change = f"changes the result by {result.difference:.1e} when removed"
             return Failure(f"{change}: the code depends on the number of channels")
         return None

@@ -98,7 +98,7 @@ class Watch(EagerMode):
             if decomposed is not NotImplemented:
                 return decomposed
         inputs = tensors_in(args) + tensors_in(kwargs.values())
-        if operator.looks_at_values and (operator.name != "index" or _has_mask(inputs)):
+        if operator.looks_at_values and (operator.name != "index" or has_mask(args[1])):
             self.values_matter = True
         known = [state for t in inputs if (state := self.state(t)) is not None]
         written = [(t, self.state(t)) for t in inputs[: operator.num_written]]
@@ -290,8 +290,9 @@ class _Escapes(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _has_mask(tensors: list[Tensor]) -> bool:
-    return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
+def has_mask(indices: list[Tensor | None]) -> bool:
+    """Whether an index picks by value: then even the shape of the result depends on values."""
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 def shape_only(operator: str, args: tuple[Any, ...]) -> Tensor | None:

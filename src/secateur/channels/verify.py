@@ -10,12 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from secateur.channels.example import Example, tensors_within
+from secateur.channels.groups import ChannelGroup
 from secateur.channels.guard import undisturbed
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import copy_model, shrink_
+from secateur.channels.trace import EagerMode, has_mask
 from secateur.errors import NotEquivalent
 
-TOLERANCE = 1e-9
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""Of the difference relative to the largest output, by the precision of the comparison."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,20 @@ class Verification:
     outputs: int
     """How many numbers were compared."""
     modes: tuple[str, ...]
+    precision: torch.dtype
+    """Double, unless the model runs in single precision only."""
     exact: bool
     """False if the plan touches groups that were admitted as inexact."""
+    chosen: bool = False
+    """The outputs are picked by value, as boxes are, and near ties fell otherwise: what led to them was compared."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the difference is rounding."""
+        return self.difference <= TOLERANCES[self.precision]
 
     def __str__(self) -> str:
-        kind = "" if self.exact else ", inexact by request"
-        where = ", ".join(self.modes) + kind
+        where = ", ".join(self.modes) + ("" if self.exact else ", inexact by request")
         return f"masked and shrunk differ by {self.difference:.1e} over {self.outputs} outputs ({where})"
 
 
@@ -46,35 +57,29 @@ def mask_(model: nn.Module, plan: Plan) -> nn.Module:
     return model
 
 
-def verify(
-    model: nn.Module, plan: Plan, example: Any, *, tolerance: float = TOLERANCE, double: bool = True
-) -> Verification:
-    """Run masked against shrunk, in evaluation and in training mode (dropout off), and compare.
+def verify(model: nn.Module, plan: Plan, example: Any) -> Verification:
+    """Run masked against shrunk in double precision, in evaluation and in training mode (dropout off), and compare.
 
-    Raises `NotEquivalent`, naming the groups, if they differ by more than `tolerance` relative to the largest output,
-    unless the plan touches groups that were admitted as inexact.
+    Raises `NotEquivalent`, naming the groups, if they differ by more than rounding, unless the plan touches groups that
+    were admitted as inexact.
     """
     call = Example.of(example)
-    result = compare(model, plan, call, double=double)
-    if result.exact and not result.difference <= tolerance:
-        guilty = [
-            group.name
-            for group in plan.graph.groups
-            if not bool((part := plan.kept[group.start : group.start + group.size]).all())
-            and not compare(model, _only(plan, group.start, part), call, double=double).difference <= tolerance
-        ]
+    result = compare(model, plan, call)
+    if result.exact and not result.agrees:
+        guilty = [group.name for group in plan.graph.groups if _is_guilty(model, plan, group, call)]
         where = f"group {', '.join(repr(name) for name in guilty)}" if guilty else "these groups taken together"
         raise NotEquivalent(
-            f"masked and shrunk differ by {result.difference:.1e} (tolerance {tolerance:.0e}) because of {where}; "
-            "leave it out with analyze(..., ignore=...) and please report the network"
+            f"masked and shrunk differ by {result.difference:.1e} (allowed: {TOLERANCES[result.precision]:.0e}) "
+            f"because of {where}; leave it out with analyze(..., ignore=...) and please report the network"
         )
     return result
 
 
-def _only(plan: Plan, start: int, part: Tensor) -> Plan:
+def _is_guilty(model: nn.Module, plan: Plan, group: ChannelGroup, example: Example) -> bool:
+    part = slice(group.start, group.start + group.size)
     kept = plan.graph.all_kept()
-    kept[start : start + part.numel()] = part
-    return Plan(plan.graph, kept)
+    kept[part] = plan.kept[part]
+    return not bool(kept.all()) and not compare(model, Plan(plan.graph, kept), example).agrees
 
 
 def compare(
@@ -82,56 +87,98 @@ def compare(
     plan: Plan,
     example: Example,
     *,
-    double: bool = True,
+    precision: torch.dtype = torch.float64,
     prepare: Callable[[nn.Module], None] | None = None,
     modes: tuple[str, ...] = ("eval", "train"),
-    values: bool = True,
 ) -> Verification:
-    """Masked against shrunk on a copy of the model, after `prepare`; without `values` only shapes are compared."""
-    work = copy_model(model)
-    if double:
-        work, example = work.double(), example.double()
+    """Masked against shrunk on a copy of the model, after `prepare`."""
+    work = copy_model(model).to(precision)
+    cast = example.to(precision)
     if prepare is not None:
         prepare(work)
     mask_(work, plan)
-    masked = {}
+    masked: dict[str, Outcome] = {}
     for mode in modes:
         try:
-            masked[mode] = run(work, example, mode)
+            masked[mode] = run(work, cast, mode)
         except Exception:
-            # A network that cannot train on this example alone is compared in evaluation mode.
+            # Nothing has been cut yet: the model cannot run in double precision, or cannot train on this example.
             if mode == "eval":
+                if precision == torch.float64:
+                    return compare(model, plan, example, precision=torch.float32, prepare=prepare, modes=modes)
                 raise
     shrink_(work, plan)
-    absolute = difference = 0.0
-    count = 0
+    gaps: list[tuple[float, float]] = []
+    chosen = False
     for mode, expected in masked.items():
-        got = run(work, example, mode)
-        if [t.shape for t in got] != [t.shape for t in expected]:
-            shapes = [tuple(t.shape) for t in expected], [tuple(t.shape) for t in got]
+        got = run(work, cast, mode)
+        found = gaps_between(expected.outputs, got.outputs)
+        wrong = found is None or any(relative > TOLERANCES[precision] for _, relative in found)
+        if wrong and expected.chose:
+            found, chosen = gaps_between(expected.products, got.products), True
+        if found is None:
+            shapes = [[tuple(t.shape) for t in outcome.outputs] for outcome in (expected, got)]
             raise NotEquivalent(f"the shrunk network's outputs have shapes {shapes[1]}, the masked one's {shapes[0]}")
-        for a, b in zip(expected, got, strict=True):
-            if a.numel() and values:
-                gap = _gap(a, b)
-                absolute = max(absolute, gap)
-                difference = max(difference, gap / max(float(a.abs().nan_to_num(0, 0, 0).max()), 1e-30) if gap else 0.0)
-                count += a.numel()
-    return Verification(difference, absolute, count, tuple(masked), plan.exact)
+        gaps += found
+    return Verification(
+        difference=max((relative for _, relative in gaps), default=0.0),
+        absolute=max((absolute for absolute, _ in gaps), default=0.0),
+        outputs=sum(t.numel() for outcome in masked.values() for t in outcome.outputs),
+        modes=tuple(masked),
+        precision=precision,
+        exact=plan.exact,
+        chosen=chosen,
+    )
 
 
-def _gap(a: Tensor, b: Tensor) -> float:
-    a, b = a.double(), b.double()
-    differ = (a != b) & ~(a.isnan() & b.isnan())
-    if not bool(differ.any()):
-        return 0.0
-    gap = (a - b)[differ].abs()
-    return float(gap.nan_to_num(float("inf"), float("inf")).max())
+def gaps_between(expected: list[Tensor], got: list[Tensor]) -> list[tuple[float, float]] | None:
+    """For each tensor the largest absolute difference, also relative to its largest value; None for other shapes."""
+    if [t.shape for t in got] != [t.shape for t in expected]:
+        return None
+    gaps = []
+    for a, b in zip(expected, got, strict=True):
+        differ = (a != b) & ~(a.isnan() & b.isnan())
+        if bool(differ.any()):
+            gap = float((a - b)[differ].abs().nan_to_num(float("inf"), float("inf")).max())
+            gaps.append((gap, gap / max(float(a.abs().nan_to_num(0, 0, 0).max()), 1e-30)))
+    return gaps
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a forward pass gave."""
+
+    outputs: list[Tensor]
+    products: list[Tensor]
+    """Sum and sum of squares of every convolution and matrix product before the first choice by value."""
+    chose: bool
+
+
+class Record(EagerMode):
+    """Sums up every product; removed channels give zeros there, so that masked and shrunk must agree."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: list[Tensor] = []
+        self.chose = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        if (
+            name in ("topk", "sort", "argmax", "argmin", "torchvision::nms")
+            or torch.Tag.dynamic_output_shape in func.tags
+        ):
+            self.chose |= name != "index" or has_mask(args[1])
+        elif name in ("convolution", "mm", "addmm", "bmm", "baddbmm") and not self.chose:
+            self.products += [out.double().sum(), out.double().square().sum()]
+        return out
 
 
 @torch.no_grad()
-def run(model: nn.Module, example: Example, mode: str) -> list[Tensor]:
-    """All output tensors, as real numbers; in training mode with a batch of two and without dropout."""
-    with undisturbed(model):
+def run(model: nn.Module, example: Example, mode: str) -> Outcome:
+    """A forward pass; in training mode with a batch of two and without dropout."""
+    with undisturbed(model), Record() as record:
         model.train(mode == "train")
         if mode == "train":
             example = example.repeated()
@@ -140,7 +187,5 @@ def run(model: nn.Module, example: Example, mode: str) -> list[Tensor]:
                     module.eval()
         torch.manual_seed(0)
         output = example.copied()(model)
-    return [
-        torch.view_as_real(t) if t.is_complex() else t.double() if t.is_floating_point() else t.long()
-        for t in tensors_within(output)
-    ]
+    outputs = [torch.view_as_real(t) if t.is_complex() else t for t in tensors_within(output)]
+    return Outcome([t.double() for t in outputs], record.products, record.chose)
