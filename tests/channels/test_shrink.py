@@ -205,3 +205,62 @@ def test_inexact_groups_are_marked_and_measured() -> None:
     assert not result.exact
     assert result.difference > 1e-6
     assert secateur.shrink(model, plan)[1].num_channels == 4
+
+
+class Picky(nn.Module):
+    """Returns the few best of many nearly equal values, as a detector does."""
+
+    def __init__(self, threshold: float) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 1)
+        self.second = nn.Conv2d(8, 2, 1)
+        self.threshold = threshold
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.second(self.first(x).relu()).flatten()
+        scores = scores[scores > self.threshold]
+        values, indices = scores.round(decimals=14).sort(descending=True)
+        return values[:50], indices[:50]
+
+
+@pytest.mark.parametrize("threshold", [-100.0, 100.0])
+def test_what_is_picked_by_value_is_compared_before_the_choice(threshold: float) -> None:
+    model = Picky(threshold)
+    image = IMAGE[:, :, :1, :1].expand(-1, -1, 8, 8)
+    graph = secateur.analyze(model, image)
+    assert [g.name for g in graph.groups] == ["first"]
+    result = secateur.verify(model, Plan.drop(graph, 0.5), image)
+    assert result.outputs > 0
+    assert result.difference < 1e-12
+
+
+def test_a_model_that_insists_on_single_precision_is_compared_in_it() -> None:
+    class Single(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 8, 1)
+            self.kernel = torch.ones(4, 8, 1, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.conv2d(self.first(x.float()).float().sum(1, keepdim=True), self.kernel[:, :1])
+
+    model = Single()
+    graph = secateur.analyze(model, IMAGE)
+    assert [g.size for g in graph.groups] == [8]
+    assert secateur.verify(model, Plan.drop(graph, 0.5), IMAGE).precision == torch.float32
+
+
+def test_an_example_without_outputs_verifies_nothing() -> None:
+    class Silent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 8, 1)
+            self.second = nn.Conv2d(8, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x))[:0]
+
+    model = Silent()
+    graph = secateur.analyze(model, IMAGE)
+    with pytest.raises(secateur.NotEquivalent, match="gives no outputs to compare"):
+        secateur.verify(model, Plan.drop(graph, 0.5), IMAGE)
