@@ -72,7 +72,7 @@ class Plan:
         for group in graph.groups:
             if group.size > 1 and fraction > 0:
                 count = min(max(1, round(fraction * group.size)), group.size - 1)
-                chosen = torch.randperm(group.size, generator=generator)[:count]
+                chosen = torch.randperm(group.size, generator=generator, device="cpu")[:count]
                 kept[group.start + chosen] = False
         return cls(graph, kept)
 

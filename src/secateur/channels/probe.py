@@ -60,7 +60,7 @@ class Probe:
         kept = self.graph.all_kept()
         for group in groups:
             count = min(max(1, round(fraction * group.size)), group.size - 1)
-            kept[group.start + torch.randperm(group.size, generator=generator)[:count]] = False
+            kept[group.start + torch.randperm(group.size, generator=generator, device="cpu")[:count]] = False
         return Plan(self.graph, kept)
 
     def runs(self, plan: Plan) -> Failure | None:
@@ -139,5 +139,5 @@ def perturb_(model: nn.Module) -> None:
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor.is_floating_point() and tensor.numel():
             scale = 0.1 * float(tensor.abs().mean()) or 0.05
-            noise = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype).to(tensor.device)
+            noise = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype, device="cpu").to(tensor.device)
             tensor.add_(noise * scale)

@@ -243,7 +243,8 @@ def total(call: Call) -> None:
         if dims is None or dims == []
         else [positive(d, tensor.dim()) for d in ([dims] if isinstance(dims, int) else dims)]
     )
-    counts_zeros = call.has("ord") and not float(call["ord"]) > 0
+    order = next((call[name] for name in ("ord", "p") if call.has(name)), 2)
+    counts_zeros = order is not None and not float(order) > 0
     for dim in dims:
         axis = axes[dim]
         if isinstance(axis, Tensor):

@@ -73,7 +73,8 @@ def set_alive(call: Call, tensors: list[Tensor], met: list[Axis], carried: list[
     ]
     patterns, which = torch.stack(gone).unique(dim=1, return_inverse=True)
     stays = torch.tensor(
-        [_stays_zero(call, pattern, codes[which == i]) for i, pattern in enumerate(patterns.T.tolist())]
+        [_stays_zero(call, pattern, codes[which == i]) for i, pattern in enumerate(patterns.T.tolist())],
+        device="cpu",
     )
     return with_alive(codes, ~stays[which])
 
