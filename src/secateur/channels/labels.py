@@ -34,6 +34,10 @@ def is_alive(codes: Tensor) -> Tensor:
     return (codes & 1).bool()
 
 
+def any_alive(codes: Tensor) -> bool:
+    return bool((codes & 1).any())
+
+
 def with_alive(codes: Tensor, alive: Tensor | bool) -> Tensor:
     """The same labels, with the alive bit set as told."""
     return (codes & ~1) | (alive.long() if isinstance(alive, Tensor) else int(alive))

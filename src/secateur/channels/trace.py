@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from secateur.channels.labels import LabelTable, labels_of
@@ -84,10 +83,12 @@ class Watch(EagerMode):
         self._families: dict[int, list[weakref.ref[Tensor]]] = {}
         self._operators: dict[Any, Operator] = {}
         self._woken: list[tuple[Tensor, str]] = []
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if id(tensor) not in self.leaves:
-                axes: list[Axis] = [self.table.allocate(size) for size in tensor.shape]
-                self.leaves[id(tensor)] = Leaf(name, tensor, State(axes, weights=True))
+        tensors = {id(t): (name, t) for name, t in reversed([*model.named_parameters(), *model.named_buffers()])}
+        sizes = [size for _, tensor in reversed(tensors.values()) for size in tensor.shape]
+        codes = iter(self.table.allocate(sum(sizes)).split(sizes))
+        for name, tensor in reversed(tensors.values()):
+            axes: list[Axis] = [next(codes) for _ in tensor.shape]
+            self.leaves[id(tensor)] = Leaf(name, tensor, State(axes, weights=True))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -264,7 +265,7 @@ class Watch(EagerMode):
         # A property of the class goes before the instance's own entry, which stays what it is.
         nn.Module.training = property(read_training, lambda module, value: vars(module).update(training=value))  # pyright: ignore
         try:
-            with _Escapes(self):
+            with escapes_seen(self):
                 yield
         finally:
             del nn.Module.training
@@ -273,21 +274,33 @@ class Watch(EagerMode):
             del self._stack[depth:]
 
 
-class _Escapes(TorchFunctionMode):
-    """Sees tensors leave for Python by ways that are no operators."""
+@contextmanager
+def escapes_seen(watch: Watch) -> Iterator[None]:
+    """Notice tensors that leave for Python by ways that are no operators."""
 
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self.watch = watch
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr"):
-            self.watch.values_matter = True
-            state = self.watch.state(args[0])
+    def wrapped(original: Any) -> Any:
+        def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            watch.values_matter = True
+            state = watch.state(tensor)
             for axis in state.axes if state is not None else ():
                 if isinstance(axis, Tensor):
-                    self.watch.table.freeze(axis, self.watch.located("is read by Python code"))
-        return func(*args, **(kwargs or {}))
+                    watch.table.freeze(axis, watch.located("is read by Python code"))
+            return original(tensor, *args, **kwargs)
+
+        return read
+
+    own = dict(vars(Tensor))
+    names = ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr")
+    for name in names:
+        setattr(Tensor, name, wrapped(getattr(Tensor, name)))
+    try:
+        yield
+    finally:
+        for name in names:
+            if name in own:
+                setattr(Tensor, name, own[name])
+            else:
+                delattr(Tensor, name)
 
 
 def has_mask(indices: list[Tensor | None]) -> bool:

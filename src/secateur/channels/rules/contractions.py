@@ -6,7 +6,7 @@ from math import prod
 
 from torch import Tensor
 
-from secateur.channels.labels import Role, is_alive, with_alive
+from secateur.channels.labels import Role, any_alive, is_alive, with_alive
 from secateur.channels.rules.registry import UNIFORM, Axis, Call, positive, rule
 
 
@@ -37,8 +37,8 @@ def contract(call: Call, left: Tensor, left_axis: Axis, right: Tensor, right_axi
 
 def consume(call: Call, codes: Tensor) -> None:
     """These elements are summed up; the ones that are not zero without their channel must stay."""
-    alive = codes[is_alive(codes)]
-    if alive.numel():
+    if any_alive(codes):
+        alive = codes[is_alive(codes)]
         call.freeze(alive, f"does not stay zero{call.watch.woken_by(alive[0])} on the way to its consumer")
 
 
@@ -50,7 +50,7 @@ def add_bias(call: Call, axis: Axis, bias: Tensor | None) -> Axis:
     if isinstance(axis, Tensor) and isinstance(bias_axis, Tensor):
         call.table.tie(axis, bias_axis)
         call.table.mark(bias_axis, Role.PRODUCES if call.is_weights(bias) else Role.PASSES)
-        return with_alive(axis, is_alive(axis) | is_alive(bias_axis))
+        return with_alive(axis, is_alive(axis) | is_alive(bias_axis)) if any_alive(bias_axis) else axis
     if bias_axis is not UNIFORM or not isinstance(axis, Tensor):
         call.freeze(axis, "is shifted by a bias of fixed size")
         call.freeze(bias_axis, "shifts channels of fixed number")

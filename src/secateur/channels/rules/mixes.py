@@ -10,7 +10,7 @@ from math import prod
 
 from torch import Tensor
 
-from secateur.channels.labels import Role, is_alive, with_alive
+from secateur.channels.labels import Role, any_alive, is_alive, with_alive
 from secateur.channels.rules.contractions import reduced
 from secateur.channels.rules.registry import UNIFORM, Axis, Call, positive, rule
 
@@ -26,21 +26,14 @@ def batch_norm(call: Call) -> None:
     affine = [call[name] for name in ("weight", "bias")]
     batch_statistics = bool(call["training"]) if call.has("training") else "no_training" not in call.name
     if isinstance(codes, Tensor):
-        alive = is_alive(codes)
         for tensor in per_channel:
             axis = call.axes(tensor)[0]
             if isinstance(axis, Tensor):
                 call.table.tie(codes, axis)
                 call.table.mark(axis, Role.PASSES)
-                if tensor is affine[0]:
-                    alive = alive & is_alive(axis)
             elif axis is None:
                 call.freeze(codes, "passes a batch norm of fixed size")
-        bias = affine[1]
-        if bias is not None:
-            bias_axis = call.axes(bias)[0]
-            alive = alive | (is_alive(bias_axis) if isinstance(bias_axis, Tensor) else not call.is_zero(bias))
-        axes[1] = with_alive(codes, alive)
+        axes[1] = _scaled(call, codes, *affine)
     else:
         for tensor in per_channel:
             call.freeze_axes(tensor, "normalises channels of fixed number")
@@ -50,6 +43,17 @@ def batch_norm(call: Call) -> None:
             seen = call.mix(axis, "passes a batch norm across its own axis") if batch_statistics else axis
             axes[dim] = with_alive(seen, True) if isinstance(seen, Tensor) and not call.is_weights(data) else seen
     call.put(call.outputs[0], axes)
+
+
+def _scaled(call: Call, codes: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Codes after a per-channel weight and bias: a weight that is zero makes zeros, a bias that is not undoes that."""
+    weight_axis = UNIFORM if weight is None else call.axes(weight)[0]
+    bias_axis = UNIFORM if bias is None else call.axes(bias)[0]
+    if isinstance(weight_axis, Tensor) and any_alive(codes):
+        codes = with_alive(codes, is_alive(codes) & is_alive(weight_axis))
+    if isinstance(bias_axis, Tensor):
+        return with_alive(codes, is_alive(codes) | is_alive(bias_axis)) if any_alive(bias_axis) else codes
+    return codes if bias is None or call.is_zero(bias) else with_alive(codes, True)
 
 
 @rule("native_layer_norm", "_fused_rms_norm", "rms_norm")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from secateur.channels.labels import Role, is_alive, with_alive
+from secateur.channels.labels import Role, any_alive, is_alive, with_alive
 from secateur.channels.rules.registry import UNIFORM, Axis, Call, rule
 
 SAMPLES = [-40.0, -3.7, -1.0, -0.6, -0.01, 0.02, 0.4, 1.0, 2.9, 55.0]
@@ -60,7 +60,7 @@ def tie_axis(call: Call, tensors: list[Tensor], met: list[Axis]) -> Axis:
 def set_alive(call: Call, tensors: list[Tensor], met: list[Axis], carried: list[Tensor]) -> Tensor:
     """The codes that result, with the bit that says which may be non-zero although their channel is gone."""
     codes = carried[0]
-    if not bool((torch.stack(carried) & 1).any()):
+    if not any(any_alive(axis) for axis in carried):
         stays = _stays_zero(
             call, [isinstance(a, Tensor) or call.is_zero(t) for a, t in zip(met, tensors, strict=True)], codes
         )
@@ -88,18 +88,23 @@ def _stays_zero(call: Call, gone: list[bool], codes: Tensor) -> bool:
 
 def outcome(call: Call, gone: list[bool]) -> str:
     """ "zero", "alive" or "undefined": the operator's value where these tensors are zero and others arbitrary."""
-    leaves, spec = tree_flatten((call.args, call.kwargs))
-    if all(flag is False for flag in gone):
+    if not any(gone):
         return "alive"
-    plain = tuple(str(leaf) for leaf in leaves if not isinstance(leaf, Tensor))
-    dtypes = tuple(leaf.dtype for leaf in leaves if isinstance(leaf, Tensor))
-    key = (call.operator.func, plain, dtypes, tuple(gone), str(spec))
+    key = (call.operator.func, tuple(gone), *(_kind(value) for value in (*call.args, *call.kwargs.items())))
     if key not in _outcomes:
-        _outcomes[key] = _run_on_samples(call.operator.func, leaves, spec, gone)
+        _outcomes[key] = _run_on_samples(call, gone)
     return _outcomes[key]
 
 
-def _run_on_samples(func: Any, leaves: list[Any], spec: Any, gone: list[bool]) -> str:
+def _kind(value: Any) -> Any:
+    """An argument as far as it matters for the outcome: tensors by type only."""
+    if isinstance(value, Tensor):
+        return value.dtype
+    return tuple(_kind(item) for item in value) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _run_on_samples(call: Call, gone: list[bool]) -> str:
+    leaves, spec = tree_flatten((call.args, call.kwargs))
     flags = iter(gone)
     sampled = []
     for position, leaf in enumerate(leaves):
@@ -111,7 +116,7 @@ def _run_on_samples(func: Any, leaves: list[Any], spec: Any, gone: list[bool]) -
             sampled.append("cpu" if isinstance(leaf, torch.device) else leaf)
     args, kwargs = tree_unflatten(sampled, spec)
     try:
-        results = [r for r in tree_flatten(func(*args, **kwargs))[0] if isinstance(r, Tensor)]
+        results = [r for r in tree_flatten(call.operator.func(*args, **kwargs))[0] if isinstance(r, Tensor)]
     except (RuntimeError, TypeError, ValueError):
         return "undefined"
     values = torch.cat([r.reshape(-1).double() for r in results])
