@@ -16,7 +16,7 @@ from secateur.channels.guard import check_model, explain, undisturbed
 from secateur.channels.labels import Role
 from secateur.channels.probe import Probe
 from secateur.channels.trace import Watch
-from secateur.errors import InvalidExample, unknown_name
+from secateur.errors import InvalidExample, InvalidModel, unknown_name
 
 Ignore = Callable[[str, nn.Module], bool] | Iterable[str] | str
 
@@ -55,12 +55,15 @@ def analyze(
     with undisturbed(model), torch.no_grad():
         _watch(watch, model.eval(), call)
         products = watch.products
+        unused_in_evaluation = [leaf for leaf in watch.leaves.values() if not leaf.used]
         if watch.training_matters:
             try:
                 _watch(watch, model.train(), call.repeated())
             except InvalidExample as error:
                 unused = "is never used in evaluation mode, and training mode cannot run on this example"
-                if any(not leaf.used for leaf in watch.leaves.values()):
+                for leaf in unused_in_evaluation:
+                    leaf.used = False
+                if unused_in_evaluation:
                     notes.append(f"training mode cannot run on this example: {explain(error.__cause__ or error)}")
         watch.products = products
     _freeze_ignored(watch, model, ignore)
@@ -101,7 +104,11 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> None:
         else:
             if not watch.values_matter:
                 break
-    for tensor in tensors_within(output):
+    outputs = tensors_within(output)
+    if not outputs:
+        kind = type(output).__name__
+        raise InvalidModel(f"no tensor is found in the model's output ({kind}): return tensors, or containers of them")
+    for tensor in outputs:
         state = watch.state(tensor)
         for axis in state.axes if state is not None else ():
             if isinstance(axis, Tensor):
@@ -133,9 +140,12 @@ def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:
 def _freeze_unused(watch: Watch, reason: str) -> None:
     """Parameters that no operator saw, and those that share memory, about which nothing is known."""
     owners: dict[int, Any] = {}
+    roles = watch.table.roles()
     for leaf in watch.leaves.values():
-        if not leaf.used:
-            watch.freeze_leaf(leaf, reason)
+        for axis in leaf.state.axes if not leaf.used else ():
+            if isinstance(axis, Tensor):
+                # What it was seen to consume before training mode raised may follow its source.
+                watch.table.freeze(axis[roles[axis >> 1] != Role.CONSUMES], reason)
         if leaf.tensor.numel() and leaf.tensor.layout is torch.strided:
             other = owners.setdefault(leaf.tensor.untyped_storage()._cdata, leaf)
             if other is not leaf:

@@ -60,7 +60,8 @@ def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...]) -> Channe
     why[whole] = len(reasons) - 1
     chosen = active & (why < 0)
     group_of = _group(pair_component, pair_axis, counts, chosen)
-    groups, channel_of = _gather(group_of, chosen, slices, _inexact(watch, component))
+    squeezed = {c for codes in watch.squeezed for c in component[labels_of(codes)].unique().tolist()}
+    groups, channel_of = _gather(group_of, chosen, slices, _inexact(watch, component), squeezed)
 
     channel_at = channel_of[slices.component]
     touched = torch.unique(slices.axis[channel_at >= 0]).tolist()
@@ -150,7 +151,7 @@ def _group(component: Tensor, axis: Tensor, counts: Tensor, chosen: Tensor) -> T
 
 
 def _gather(
-    group_of: Tensor, chosen: Tensor, slices: Slices, inexact: dict[int, str]
+    group_of: Tensor, chosen: Tensor, slices: Slices, inexact: dict[int, str], squeezed: set[int]
 ) -> tuple[tuple[ChannelGroup, ...], Tensor]:
     """The groups, and for every component its channel number or -1."""
     channel_of = torch.full(chosen.shape, -1, dtype=torch.long, device="cpu")
@@ -182,10 +183,10 @@ def _gather(
             name = f"{name}#{names[name]}"
         # A bias is produced along with its filter and does not count twice.
         filters = sum(m.indices.shape[1] for m in made if m.tensor not in vectors)
-        reason = (
-            next((inexact[c] for c in order[start : start + size].tolist() if c in inexact), None) if inexact else None
-        )
-        groups.append(ChannelGroup(name, start, size, tuple(members[number]), filters, reason))
+        components_of = order[start : start + size].tolist() if inexact or squeezed else []
+        reason = next((inexact[c] for c in components_of if c in inexact), None)
+        at_least = 2 if squeezed and not squeezed.isdisjoint(components_of) else 1
+        groups.append(ChannelGroup(name, start, size, tuple(members[number]), at_least, filters, reason))
         start += size
     return tuple(groups), channel_of
 

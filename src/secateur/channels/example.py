@@ -89,8 +89,9 @@ def tensors_within(value: Any) -> list[Tensor]:
             elif isinstance(item, (list, tuple, set, frozenset)):
                 for entry in item:
                     visit(entry)
-            elif hasattr(item, "__dict__"):
-                for entry in vars(item).values():
+            else:
+                slots = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
+                for entry in [*getattr(item, "__dict__", {}).values(), *(getattr(item, n, None) for n in slots)]:
                     visit(entry)
 
     visit(value)

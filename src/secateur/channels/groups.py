@@ -36,6 +36,8 @@ class ChannelGroup:
     """Number of the group's first channel in the graph's one list of channels."""
     size: int
     members: tuple[Member, ...]
+    at_least: int
+    """How many channels must be kept: one, or two where the code drops axes of size one."""
     filters_per_channel: int
     """How many filters (rows of convolutions and linear layers) one channel removes."""
     inexact: str | None

@@ -40,6 +40,11 @@ class Plan:
                 f"a selection needs one boolean for each of the {self.graph.num_channels} channels, "
                 f"got {tuple(self.kept.shape)} of {self.kept.dtype}"
             )
+        for group, kept in self._per_group():
+            if int(kept.sum()) < group.at_least and group.at_least > 1 and group.size > 1:
+                raise InvalidPlan(
+                    f"the code drops axes of size one: keep at least {group.at_least} channels of group {group.name!r}"
+                )
         emptied = sorted(
             {
                 tensor
@@ -70,8 +75,8 @@ class Plan:
         generator = torch.Generator().manual_seed(seed)
         kept = graph.all_kept()
         for group in graph.groups:
-            if group.size > 1 and fraction > 0:
-                count = min(max(1, round(fraction * group.size)), group.size - 1)
+            if group.size > group.at_least and fraction > 0:
+                count = min(max(1, round(fraction * group.size)), group.size - group.at_least)
                 chosen = torch.randperm(group.size, generator=generator, device="cpu")[:count]
                 kept[group.start + chosen] = False
         return cls(graph, kept)

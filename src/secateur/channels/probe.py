@@ -51,7 +51,7 @@ class Probe:
         # A single channel, then enough to meet other remainders, then a comparison in numbers.
         attempts = [(self.runs, 0.0), (self.runs, 0.4)] + ([] if meta else [(self.agrees, 0.2)])
         for attempt, fraction in attempts:
-            groups = [group for group in self.graph.groups if group.size > 1 and group.name not in found]
+            groups = [group for group in self.graph.groups if group.size > group.at_least and group.name not in found]
             found.update(self._search(groups, lambda some, a=attempt, f=fraction: a(self._plan(some, f))))
         return found
 
@@ -59,7 +59,8 @@ class Probe:
         generator = torch.Generator().manual_seed(len(groups))
         kept = self.graph.all_kept()
         for group in groups:
-            count = min(max(1, round(fraction * group.size)), group.size - 1)
+            # An odd number, for code that asks whether the number of channels is even.
+            count = min(round(fraction * group.size) | 1, group.size - group.at_least)
             kept[group.start + torch.randperm(group.size, generator=generator, device="cpu")[:count]] = False
         return Plan(self.graph, kept)
 

@@ -124,7 +124,7 @@ def _set_size(module: nn.Module, attribute: str, position: int | None, count: in
 
 def _refresh(module: nn.Module) -> None:
     """What torch's own modules keep about the shapes of their tensors."""
-    weight = getattr(module, "weight", None)
+    weight = module._parameters.get("weight")  # a parametrised weight is computed when read, with side effects
     if isinstance(module, _ConvNd) and isinstance(weight, Tensor):
         outer, inner = (1, 0) if isinstance(module, _ConvTransposeNd) else (0, 1)
         grouped = [weight.shape[0], weight.shape[1]]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -61,6 +62,9 @@ class EagerMode(TorchDispatchMode):
         return False
 
 
+LAYER_SIZES = ("in_channels", "out_channels", "in_features", "out_features")
+
+
 class Watch(EagerMode):
     """Follows labels through every operator that runs while it is active."""
 
@@ -76,6 +80,8 @@ class Watch(EagerMode):
         """Whether code may run differently in training mode."""
         self.products: list[Product] = []
         self.notes: list[SizeNote] = []
+        self.squeezed: list[Tensor] = []
+        """Axes that would vanish with all but one index gone."""
         self.failures: list[str] = []
         self.leaves: dict[int, Leaf] = {}
         self.modules = {id(module): name for name, module in reversed(list(model.named_modules()))}
@@ -102,7 +108,7 @@ class Watch(EagerMode):
         if operator.looks_at_values and (operator.name != "index" or has_mask(args[1])):
             self.values_matter = True
         known = [state for t in inputs if (state := self.state(t)) is not None]
-        written = [(t, self.state(t)) for t in inputs[: operator.num_written]]
+        written = [(t, self.state(t)) for t in operator.written_tensors(args, kwargs)]
         layout = (inputs[0].shape, inputs[0].stride()) if inputs else None
         out = shape_only(operator.name, args) if self.shapes_only else None
         out = func(*args, **kwargs) if out is None else out
@@ -111,8 +117,7 @@ class Watch(EagerMode):
             if operator.rule is not None:
                 self._follow(operator.rule, call)
             else:
-                for tensor in inputs:
-                    call.freeze_axes(tensor, f"operator {func} is unknown")
+                self._give_up(call, f"operator {func} is unknown")
         for tensor, before in written:
             self._settle(tensor, before)
         if operator.shares_memory:
@@ -135,10 +140,15 @@ class Watch(EagerMode):
             self.failures.append(
                 f"operator {call.operator.func} could not be followed: {type(error).__name__}: {error}"
             )
-            for tensor in call.tensors:
-                call.freeze_axes(tensor, f"operator {call.operator.func} could not be followed")
-            for out in call.outputs:
-                self.put(out, State([None] * out.dim()))
+            self._give_up(call, f"operator {call.operator.func} could not be followed")
+
+    def _give_up(self, call: Call, reason: str) -> None:
+        """Nothing is known of what this call does: all channels involved stay, so that no size changes."""
+        for state in (self.state(tensor) for tensor in call.tensors):
+            for axis in state.axes if state is not None else ():
+                call.freeze(axis, reason)
+        for tensor in [*call.outputs, *call.operator.written_tensors(call.args, call.kwargs)]:
+            self.put(tensor, State([None] * tensor.dim()))
 
     def leaf(self, name: str) -> Leaf:
         return next(leaf for leaf in self.leaves.values() if leaf.name == name)
@@ -165,12 +175,13 @@ class Watch(EagerMode):
     def _settle(self, tensor: Tensor, before: State | None) -> None:
         """After a write: what shares the memory but is known differently can no longer be told apart."""
         after = self.state(tensor)
-        relatives = self._relatives(tensor)
-        if after is None or all(t is tensor for t in relatives):
+        relatives = [t for t in self._relatives(tensor) if t is not tensor]
+        if after is None or not relatives:
             return
-        uniform = any(size > 1 and axis is UNIFORM for size, axis in zip(tensor.shape, after.axes, strict=True))
-        if before is None or uniform or not _same_axes(before.axes, after.axes):
-            self._forget(relatives, [after] if before is None else [before, after])
+        known = [before, after, *(self.state(t) for t in relatives)]
+        filled = any(state is None or state.zero or UNIFORM in state.axes for state in known)
+        if before is None or filled or not _same_axes(before.axes, after.axes):
+            self._forget([tensor, *relatives], [after] if before is None else [before, after])
 
     def _relate(self, tensors: list[Tensor]) -> None:
         """Tensors that share memory must be known as such, in case one is written to."""
@@ -214,15 +225,18 @@ class Watch(EagerMode):
     def woken_by(self, code: Tensor) -> str:
         return next((text for labels, text in reversed(self._woken) if bool((labels == labels_of(code)).any())), "")
 
-    def count(self, call: Call, volume: int, *axes_and_sizes: Any) -> None:
-        """Record the multiply-adds of a call, given as axis, size, axis, size, ..."""
-        axes, sizes = list(axes_and_sizes[::2]), list(axes_and_sizes[1::2])
+    def count(self, call: Call, volume: int, factors: list[tuple[Axis, int]]) -> None:
+        """Record the multiply-adds of a call: a number times the sizes of these axes."""
+        axes, sizes = [axis for axis, _ in factors], [size for _, size in factors]
         name = self.modules.get(id(self._stack[-1]), "")
         self.products.append(Product(name, call.name, volume, sizes, axes))
 
     def note_size(self, axis: Axis, size: int) -> bool:
         """Note attributes of the running module that equal this number of channels; whether there are any."""
-        found = [name for name, value in vars(self._stack[-1]).items() if type(value) is int and value == size]
+        module = self._stack[-1]
+        # What torch's layers keep about the shape of their weight follows the weight.
+        own = LAYER_SIZES if isinstance(module, (_ConvNd, nn.Linear)) else ()
+        found = [n for n, value in vars(module).items() if type(value) is int and value == size and n not in own]
         if isinstance(axis, Tensor):
             self._note(found, None, axis)
         return bool(found)
@@ -289,14 +303,21 @@ def escapes_seen(watch: Watch) -> Iterator[None]:
 
         return read
 
+    def replace(tensor: Tensor, value: Tensor) -> None:
+        state = watch.state(value)
+        watch.put(tensor, State([None] * value.dim()) if state is None else state)
+        original_data.__set__(tensor, value)
+
     own = dict(vars(Tensor))
+    original_data: Any = Tensor.data
     names = ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr")
     for name in names:
         setattr(Tensor, name, wrapped(getattr(Tensor, name)))
+    Tensor.data = property(original_data.__get__, replace)  # pyright: ignore
     try:
         yield
     finally:
-        for name in names:
+        for name in (*names, "data"):
             if name in own:
                 setattr(Tensor, name, own[name])
             else:

@@ -18,6 +18,7 @@ def contract(call: Call, left: Tensor, left_axis: Axis, right: Tensor, right_axi
         if left_weights and right_weights:
             call.table.mark(left_axis, Role.PASSES)
             call.table.mark(right_axis, Role.PASSES)
+            consume(call, left_axis[is_alive(right_axis)])
         elif right_weights:
             consume(call, left_axis)
             call.table.mark(right_axis, Role.CONSUMES)
@@ -27,9 +28,9 @@ def contract(call: Call, left: Tensor, left_axis: Axis, right: Tensor, right_axi
         else:
             consume(call, left_axis[is_alive(right_axis)])
         return
-    for axis, other in ((left_axis, right_axis), (right_axis, left_axis)):
+    for tensor, axis, other in ((left, left_axis, right_axis), (right, right_axis, left_axis)):
         if isinstance(axis, Tensor):
-            if other is UNIFORM:
+            if other is UNIFORM and not call.is_weights(tensor):
                 consume(call, axis)
             else:
                 call.freeze(axis, "is multiplied with a tensor of fixed size")
@@ -63,93 +64,74 @@ def rows(axis: Axis, bias: Tensor | None) -> Axis:
     return with_alive(axis, True) if isinstance(axis, Tensor) and bias is not None else axis
 
 
-@rule("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "convolution_overrideable")
+@rule("convolution", "_convolution")
 def convolution(call: Call) -> None:
-    data, weight = call["input"] if call.has("input") else call["self"], call["weight"]
-    bias = call["bias"] if call.has("bias") else None
-    transposed = bool(call["transposed"]) if call.has("transposed") else False
-    groups = call["groups"]
+    data, weight, bias = call["input"], call["weight"], call["bias"]
+    transposed, groups = call["transposed"], call["groups"]
     data_axes, weight_axes = call.axes(data), call.axes(weight)
-    offset = data.dim() - weight.dim() + 2
-    channel_dim = offset - 1
     for axis in weight_axes[2:]:
         call.freeze(axis, "is the extent of a kernel")
-    pointwise = all(size == 1 for size in weight.shape[2:]) and data.shape[offset:] == call.out.shape[offset:]
-    spatial = [
-        axis if pointwise else call.mix(axis, "passes a convolution over the channel axis")
-        for axis in data_axes[offset:]
-    ]
-    if not pointwise:
-        spatial = [
-            axis
-            if call.out.shape[offset + i] == data.shape[offset + i]
-            else call.lose(axis, "passes a convolution that changes its size")
-            for i, axis in enumerate(spatial)
-        ]
-    source = data_axes[channel_dim]
+    pointwise = all(size == 1 for size in weight.shape[2:]) and data.shape[2:] == call.out.shape[2:]
+    space = data_axes[2:] if pointwise else [_smear(call, data_axes, dim) for dim in range(2, data.dim())]
     if groups == 1:
         inner, outer = (weight_axes[0], weight_axes[1]) if transposed else (weight_axes[1], weight_axes[0])
+        source, num_in = data_axes[1], data.shape[1]
         contract(call, data, source, weight, inner)
-        call.watch.count(
-            call, _volume(call, weight, transposed), source, data.shape[channel_dim], outer, call.out.shape[channel_dim]
-        )
     else:
-        outer = _grouped(call, source, data, weight, weight_axes, groups, transposed)
+        source, num_in, outer = _grouped(call, data_axes[1], weight_axes)
     if isinstance(outer, Tensor) and call.is_weights(weight):
         call.table.mark(outer, Role.PRODUCES)
-    batch: list[Axis] = [rows(axis, bias) for axis in data_axes[:channel_dim]]
-    call.put(call.out, [*batch, add_bias(call, outer, bias), *[rows(axis, bias) for axis in spatial]])
+    grid = zip(space, (data if transposed else call.out).shape[2:], strict=True)
+    channels = [(source, num_in), (outer, call.out.shape[1])]
+    call.watch.count(call, prod(weight.shape[2:]), [(data_axes[0], data.shape[0]), *channels, *grid])
+    axes = [rows(data_axes[0], bias), add_bias(call, outer, bias), *(rows(axis, bias) for axis in space)]
+    call.put(call.out, axes, consumes=True)
 
 
-def _volume(call: Call, weight: Tensor, transposed: bool) -> int:
-    """Multiplications per pair of input and output channel."""
-    data = call["input"] if call.has("input") else call["self"]
-    grid = data if transposed else call.out
-    channels = weight.dim() - 2
-    return (
-        prod(weight.shape[2:])
-        * prod(grid.shape[grid.dim() - channels :])
-        * (data.shape[0] if data.dim() == weight.dim() else 1)
-    )
+def _smear(call: Call, axes: list[Axis], dim: int) -> Axis:
+    """An axis of space that a kernel moves along."""
+    seen = call.mix(axes[dim], "passes a convolution over the channel axis")
+    if isinstance(seen, Tensor) and call.out.shape[dim] == seen.numel():
+        return seen
+    return call.lose(seen, "passes a convolution that changes its size")
 
 
-def _grouped(
-    call: Call, source: Axis, data: Tensor, weight: Tensor, weight_axes: list[Axis], groups: int, transposed: bool
-) -> Axis:
-    """A grouped convolution: remove whole groups, or one position in every group, whichever gives more channels."""
-    channel_dim = data.dim() - weight.dim() + 1
-    num_in, num_out = data.shape[channel_dim], call.out.shape[channel_dim]
-    in_each, out_each = num_in // groups, num_out // groups
-    by_group = in_each == 1 or groups >= max(in_each, out_each)
-    volume = _volume(call, weight, transposed)
-    if by_group:
-        lead = weight_axes[0]
+def _grouped(call: Call, source: Axis, weight_axes: list[Axis]) -> tuple[Axis, int, Axis]:
+    """A grouped convolution: remove whole groups, or one position in every group, whichever gives more channels.
+
+    Gives the axis that each filter reads, its size, and the axis of the filters.
+    """
+    data, weight, groups, transposed = call["input"], call["weight"], call["groups"], call["transposed"]
+    in_each, out_each = data.shape[1] // groups, call.out.shape[1] // groups
+    if in_each == 1 or groups >= max(in_each, out_each):
         call.freeze(weight_axes[1], "is a position inside the groups of a convolution, which are removed whole")
-        if not isinstance(lead, Tensor) or not isinstance(source, Tensor):
-            call.freeze(lead, "is part of a grouped convolution over channels that stay")
-            call.freeze(source, "is part of a grouped convolution with weights of fixed size")
-            call.watch.count(call, volume, None, in_each, None, num_out)
-            return None
-        lead = lead.reshape(groups, -1)
-        heads = lead[:, :1]
-        call.table.tie(lead, heads)
-        call.table.tie(source.reshape(groups, -1), heads)
-        if call.is_weights(weight):
-            call.table.mark(lead, Role.PRODUCES)
-        call.watch.note_size(heads[:, 0], groups)
-        outer = with_alive(heads, _any_alive(lead)).expand(groups, out_each).reshape(-1)
-        call.watch.count(call, volume, None, in_each, outer, num_out)
-        return outer
+        return None, in_each, _by_group(call, source, weight_axes[0], out_each)
     inner, outer = (weight_axes[0], weight_axes[1]) if transposed else (weight_axes[1], weight_axes[0])
     if isinstance(source, Tensor):
         source = _fold(call, source, groups)
-    if transposed and isinstance(inner, Tensor):
+    if isinstance(inner, Tensor) and transposed:
         inner = _fold(call, inner, groups)
     contract(call, data, source, weight, inner)
     if isinstance(outer, Tensor):
-        outer = outer.repeat(groups) if transposed else _fold(call, outer, groups).repeat(groups)
-    call.watch.count(call, volume, source, in_each, outer, num_out)
-    return outer
+        outer = (outer if transposed else _fold(call, outer, groups)).repeat(groups)
+    return source, in_each, outer
+
+
+def _by_group(call: Call, source: Axis, lead: Axis, out_each: int) -> Axis:
+    """The filters of a convolution whose groups are removed whole, inputs and outputs together."""
+    if not isinstance(lead, Tensor) or not isinstance(source, Tensor):
+        call.freeze(lead, "is part of a grouped convolution over channels that stay")
+        call.freeze(source, "is part of a grouped convolution with weights of fixed size")
+        return None
+    groups = call["groups"]
+    lead = lead.reshape(groups, -1)
+    heads = lead[:, :1]
+    call.table.tie(lead, heads)
+    call.table.tie(source.reshape(groups, -1), heads)
+    if call.is_weights(call["weight"]):
+        call.table.mark(lead, Role.PRODUCES)
+    call.watch.note_size(heads[:, 0], groups)
+    return with_alive(heads, is_alive(lead).any(1, keepdim=True)).expand(groups, out_each).reshape(-1)
 
 
 def _fold(call: Call, codes: Tensor, groups: int) -> Tensor:
@@ -157,10 +139,6 @@ def _fold(call: Call, codes: Tensor, groups: int) -> Tensor:
     grouped = codes.reshape(groups, -1)
     call.table.tie(grouped, grouped[:1])
     return with_alive(grouped[0], is_alive(grouped).any(0))
-
-
-def _any_alive(codes: Tensor) -> Tensor:
-    return is_alive(codes).any(1, keepdim=True)
 
 
 def matrix_product(call: Call, left: Tensor, right: Tensor, bias: Tensor | None = None) -> None:
@@ -173,28 +151,21 @@ def matrix_product(call: Call, left: Tensor, right: Tensor, bias: Tensor | None 
     ):
         if isinstance(axis, Tensor) and call.is_weights(tensor):
             call.table.mark(axis, Role.PRODUCES)
-    axes: list[Axis] = []
-    for dim in range(max(left.dim(), right.dim()) - 2):
-        axes.append(_tie_batch(call, left_axes[dim], right_axes[dim]))
-    batch = prod(left.shape[:-2])
+    axes = [_tie_batch(call, a, b) for a, b in zip(left_axes[:-2], right_axes[:-2], strict=False)]
+    batch = list(zip(axes, left.shape[:-2], strict=False))
+    ends: list[tuple[Axis, int]] = []
     if left.dim() > 1:
-        axes.append(rows(left_axes[-2], bias))
+        ends.append((rows(left_axes[-2], bias), left.shape[-2]))
     if right.dim() > 1:
-        axes.append(right_axes[-1])
-    bias_dims = 0 if bias is None else bias.dim()
-    if bias_dims == 1:
+        ends.append((right_axes[-1], right.shape[-1]))
+    axes += [axis for axis, _ in ends]
+    call.watch.count(call, 1, [*batch, (left_axes[-1], left.shape[-1]), *ends])
+    if bias is not None and bias.dim() == 1:
         axes[-1] = add_bias(call, axes[-1], bias)
-    elif bias_dims > 1:
-        for axis in axes:
-            call.freeze(axis, "is added to a matrix product")
-        call.freeze_axes(bias, "is added to a matrix product")  # pyright: ignore[reportArgumentType]
-        axes = [None] * call.out.dim()
-    num_rows = left.shape[-2] if left.dim() > 1 else 1
-    num_columns = right.shape[-1] if right.dim() > 1 else 1
-    row_axis = left_axes[-2] if left.dim() > 1 else None
-    column_axis = right_axes[-1] if right.dim() > 1 else None
-    call.watch.count(call, batch, left_axes[-1], left.shape[-1], column_axis, num_columns, row_axis, num_rows)
-    call.put(call.out, axes)
+    elif bias is not None and bias.dim() > 1:
+        call.freeze_axes(bias, "is added to a matrix product")
+        axes = [call.lose(axis, "is added to a matrix product") for axis in axes]
+    call.put(call.out, axes, consumes=True)
 
 
 def _tie_batch(call: Call, left: Axis, right: Axis) -> Axis:
@@ -229,7 +200,7 @@ def embedding(call: Call) -> None:
     call.freeze_axes(indices, "is used as an index")
     if isinstance(column_axis, Tensor):
         call.table.mark(column_axis, Role.PRODUCES)
-    call.put(call.out, [*([None] * indices.dim()), column_axis])
+    call.put(call.out, [*([None] * indices.dim()), column_axis], consumes=True)
 
 
 @rule("sum", "linalg_vector_norm", "norm")

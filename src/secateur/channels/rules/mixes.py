@@ -10,7 +10,7 @@ from math import prod
 
 from torch import Tensor
 
-from secateur.channels.labels import Role, any_alive, is_alive, with_alive
+from secateur.channels.labels import any_alive, is_alive, with_alive
 from secateur.channels.rules.contractions import reduced
 from secateur.channels.rules.registry import UNIFORM, Axis, Call, positive, rule
 
@@ -30,11 +30,12 @@ def batch_norm(call: Call) -> None:
             axis = call.axes(tensor)[0]
             if isinstance(axis, Tensor):
                 call.table.tie(codes, axis)
-                call.table.mark(axis, Role.PASSES)
             elif axis is None:
                 call.freeze(codes, "passes a batch norm of fixed size")
-        axes[1] = _scaled(call, codes, *affine)
+        mean = None if batch_statistics else call["running_mean"]
+        axes[1] = _scaled(call, _shifted(call, codes, mean), *affine)
     else:
+        axes[1] = None
         for tensor in per_channel:
             call.freeze_axes(tensor, "normalises channels of fixed number")
     for dim, axis in enumerate(axes):
@@ -48,12 +49,19 @@ def batch_norm(call: Call) -> None:
 def _scaled(call: Call, codes: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Codes after a per-channel weight and bias: a weight that is zero makes zeros, a bias that is not undoes that."""
     weight_axis = UNIFORM if weight is None else call.axes(weight)[0]
-    bias_axis = UNIFORM if bias is None else call.axes(bias)[0]
     if isinstance(weight_axis, Tensor) and any_alive(codes):
         codes = with_alive(codes, is_alive(codes) & is_alive(weight_axis))
-    if isinstance(bias_axis, Tensor):
-        return with_alive(codes, is_alive(codes) | is_alive(bias_axis)) if any_alive(bias_axis) else codes
-    return codes if bias is None or call.is_zero(bias) else with_alive(codes, True)
+    return _shifted(call, codes, bias)
+
+
+def _shifted(call: Call, codes: Tensor, bias: Tensor | None) -> Tensor:
+    """Codes after something per channel has been added or taken away."""
+    if bias is None or call.is_zero(bias):
+        return codes
+    axis = call.axes(bias)[0]
+    if not isinstance(axis, Tensor):
+        return with_alive(codes, True)
+    return with_alive(codes, is_alive(codes) | is_alive(axis)) if any_alive(axis) else codes
 
 
 @rule("native_layer_norm", "_fused_rms_norm", "rms_norm")
@@ -67,13 +75,13 @@ def layer_norm(call: Call) -> None:
         if not isinstance(axis, Tensor):
             for tensor in affine:
                 call.freeze(call.axes(tensor)[offset], "normalises channels of fixed number")
+            axes[offset] = None
             continue
         seen = call.mix(axis, "passes layer norm, which sees all channels")
         for tensor in affine:
             other = call.axes(tensor)[offset]
             if isinstance(other, Tensor):
                 call.table.tie(axis, other)
-                call.table.mark(other, Role.PASSES)
         axes[offset] = with_alive(axis, not affine) if isinstance(seen, Tensor) else None
     for dim in range(data.dim() - width):
         axis = axes[dim]
@@ -94,17 +102,17 @@ def group_norm(call: Call) -> None:
             other = call.axes(tensor)[0]
             if isinstance(other, Tensor):
                 call.table.tie(codes, other)
-                call.table.mark(other, Role.PASSES)
         if groups == codes.shape[0]:
             call.watch.note_size(codes, groups)
-            axes[1] = with_alive(codes, is_alive(codes) & (not affine))
+            axes[1] = _scaled(call, codes, call["weight"], call["bias"])
         elif call.mix(codes, "passes group norm, which sees several channels") is not None:
             lines = codes.reshape(groups, -1)
             call.table.tie(lines, lines[:1])
-            axes[1] = with_alive(codes, not affine)
+            axes[1] = _scaled(call, with_alive(codes, True), call["weight"], call["bias"])
         else:
             axes[1] = None
     else:
+        axes[1] = None
         for tensor in affine:
             call.freeze_axes(tensor, "normalises channels of fixed number")
     for dim in (0, *range(2, data.dim())):
@@ -124,7 +132,8 @@ def along(call: Call) -> None:
     axes = call.axes(tensor)
     dim = positive(call["dim"], tensor.dim())
     keeps_zero = call.name == "cumsum"
-    axes[dim] = call.mix(axes[dim], f"passes {call.name.strip('_')}, which sees all channels")
+    seen = call.mix(axes[dim], f"passes {call.name.strip('_')}, which sees all channels")
+    axes[dim] = seen if isinstance(seen, Tensor) else None
     call.put(call.out, [with_alive(a, True) if isinstance(a, Tensor) and not keeps_zero else a for a in axes])
 
 
@@ -174,9 +183,7 @@ def spatial(call: Call) -> None:
         if isinstance(axes[dim], Tensor):
             call.freeze(axes[dim], "passes a spatial operator across its own axis")
         axes[dim] = None
-    for out in call.outputs:
-        if out.dim() == tensor.dim():
-            call.put(out, list(axes))
+    call.put_all(axes)
 
 
 @rule("topk", "sort", "cummax", "cummin", "kthvalue")
@@ -207,8 +214,8 @@ def attention(call: Call) -> None:
         call.freeze(axis, "is averaged by attention")
     batch = prod(query.shape[:-2])
     pairs = query.shape[-2] * key.shape[-2]
-    call.watch.count(call, batch * pairs, None, query.shape[-1], None, 1)
-    call.watch.count(call, batch * pairs, value_axes[-1], value.shape[-1], None, 1)
+    call.watch.count(call, batch * pairs, [(None, query.shape[-1])])
+    call.watch.count(call, batch * pairs, [(value_axes[-1], value.shape[-1])])
     last: Axis = value_axes[-1]
     call.put(call.outputs[0], [*([None] * (value.dim() - 1)), last if call.outputs[0].shape[-1] > 1 else UNIFORM])
 

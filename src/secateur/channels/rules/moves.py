@@ -92,7 +92,7 @@ def as_strided(call: Call) -> None:
         a == b for size, a, b in zip(shape, stride, call.out.stride(), strict=True) if size > 1
     )
     if same and call["storage_offset"] in (None, call.tensors[0].storage_offset()):
-        call.put(call.out, call.axes(call.out if call.operator.num_written else call["self"]))
+        call.put(call.out, call.axes(call["self"]))
     else:
         call.freeze_axes(call["self"], "is seen through other strides")
         call.put(call.out, [None] * call.out.dim())
@@ -122,13 +122,14 @@ def unsqueeze(call: Call) -> None:
 
 @rule("squeeze", "squeeze_")
 def squeeze(call: Call) -> None:
-    tensor = call["self"]
-    dims = range(tensor.dim())
+    axes, shape = call.axes(call["self"]), call.layout[0]
+    dims = range(len(shape))
     if call.has("dim"):
         wanted = call["dim"]
-        dims = [positive(dim, tensor.dim()) for dim in ([wanted] if isinstance(wanted, int) else wanted)]
-    gone = {dim for dim in dims if tensor.shape[dim] == 1}
-    call.put(call.out, [axis for dim, axis in enumerate(call.axes(tensor)) if dim not in gone])
+        dims = [positive(dim, len(shape)) for dim in ([wanted] if isinstance(wanted, int) else wanted)]
+    call.watch.squeezed += [axis for axis in (axes[dim] for dim in dims) if isinstance(axis, Tensor)]
+    gone = {dim for dim in dims if shape[dim] == 1}
+    call.put(call.out, [axis for dim, axis in enumerate(axes) if dim not in gone])
 
 
 @rule("expand", "expand_copy")
@@ -182,11 +183,8 @@ def join_axis(call: Call, met: list[Axis]) -> Axis:
         for axis in carried:
             call.freeze(axis, "is laid beside a tensor of fixed size")
         return UNIFORM if met and all(axis is UNIFORM for axis in met) else None
-    alive = is_alive(carried[0])
-    for other in carried[1:]:
-        call.table.tie(carried[0], other)
-        alive = alive | is_alive(other)
-    return with_alive(carried[0], alive)
+    call.tie_all(carried)
+    return with_alive(carried[0], is_alive(torch.stack(carried)).any(0))
 
 
 @rule("stack")
@@ -290,11 +288,16 @@ def im2col(call: Call) -> None:
     call.put(call.out, [*axes[:-3], codes, None])
 
 
-@rule("diagonal", "tril", "triu", "tril_", "triu_")
+@rule("diagonal")
+def diagonal(call: Call) -> None:
+    axes = call.axes(call["self"])
+    dims = {positive(call[name], len(axes)) for name in ("dim1", "dim2")}
+    for dim in dims:
+        call.freeze(axes[dim], "is met along a diagonal")
+    call.put(call.out, [*(axis for dim, axis in enumerate(axes) if dim not in dims), None])
+
+
+@rule("tril", "triu", "tril_", "triu_")
 def triangle(call: Call) -> None:
-    tensor = call["self"]
-    axes = call.axes(tensor)
-    for axis in axes[-2:]:
-        call.freeze(axis, "passes a triangular mask")
-    if call.out.dim() == tensor.dim():
-        call.put(call.out, [*axes[:-2], None, None])
+    axes = call.axes(call["self"])
+    call.put(call.out, [*axes[:-2], *(call.lose(axis, "passes a triangular mask") for axis in axes[-2:])])

@@ -42,9 +42,10 @@ def split_codes(call: Call, axis: Axis, sizes: list[int]) -> list[Axis]:
         tie_parts(call, axis, sizes[0])
         call.watch.note_size(parts[0], sizes[0])
         call.watch.note_sizes(parts, sizes)
-    elif not call.watch.note_sizes(parts, sizes):
+    else:
+        listed = call.watch.note_sizes(parts, sizes)
         named = [call.watch.note_size(part, size) for part, size in zip(parts, sizes, strict=True)]
-        if not all(named):
+        if not listed and not all(named):
             call.freeze(axis, "is split into parts of fixed, unequal size")
     return parts
 
@@ -143,7 +144,7 @@ def scattered(call: Call) -> None:
     """Reads or writes single elements wherever an index says."""
     for tensor in call.tensors:
         call.freeze_axes(tensor, "is read or written element by element")
-    if call.operator.num_written:
+    if call.operator.written:
         call.put(call.out, [None] * call.out.dim())
 
 

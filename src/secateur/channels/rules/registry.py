@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from secateur.channels.labels import Role, with_alive
+
 if TYPE_CHECKING:
     from secateur.channels.trace import Watch
 
@@ -65,22 +67,29 @@ class Operator:
     rule: Rule | None
     arguments: dict[str, tuple[int, Any]]
     """Position and default of every argument by name."""
-    num_written: int
-    """How many of its leading tensor arguments it writes to."""
+    written: tuple[str, ...]
+    """The arguments it writes to."""
     shares_memory: bool
     """Whether results may be views of arguments."""
     looks_at_values: bool
     """Whether a result's shape, or what Python does next, depends on values."""
 
+    def written_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        values = []
+        for name in self.written:
+            position = self.arguments[name][0]
+            values.append(args[position] if position < len(args) else kwargs.get(name))
+        return tensors_in(values)
+
     @staticmethod
     def of(func: Any, fallback: Rule) -> Operator:
         """Look the operator up; `fallback` is the rule for operators that torch tags as pointwise."""
         schema = func._schema
-        rule = RULES.get(schema.name)
-        if rule is None and torch.Tag.pointwise in func.tags:
-            rule = fallback
+        written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+        rule = RULES.get(schema.name, fallback if torch.Tag.pointwise in func.tags else None)
+        if any(a.kwarg_only and a.name in written for a in schema.arguments):
+            rule = None
         arguments = {a.name: (i, a.default_value) for i, a in enumerate(schema.arguments)}
-        written = sum(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
         shares = any(a.alias_info is not None for a in schema.arguments)
         namespace, _, name = schema.name.partition("::")
         tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -128,9 +137,10 @@ class Call:
     def axes(self, tensor: Tensor) -> list[Axis]:
         """A copy of what is known of the tensor's axes; an axis of size 1 is always UNIFORM."""
         state = self.watch.state(tensor)
+        shape = self.layout[0] if tensor is self.tensors[0] else tensor.shape
         if state is None:
-            return [UNIFORM if size == 1 else None for size in tensor.shape]
-        return [UNIFORM if size == 1 else axis for size, axis in zip(tensor.shape, state.axes, strict=True)]
+            return [UNIFORM if size == 1 else None for size in shape]
+        return [UNIFORM if size == 1 else axis for size, axis in zip(shape, state.axes, strict=True)]
 
     def is_weights(self, tensor: Tensor) -> bool:
         state = self.watch.state(tensor)
@@ -140,20 +150,31 @@ class Call:
         state = self.watch.state(tensor)
         return state is not None and state.zero
 
-    def put(self, tensor: Tensor, axes: list[Axis], zero: bool = False) -> None:
-        """Say what is known of a result; codes of an axis of size 1 are the only filter of a layer and stay."""
+    def put(self, tensor: Tensor, axes: list[Axis], zero: bool = False, consumes: bool = False) -> None:
+        """Say what is known of a result; codes of an axis of size 1 are the only filter of a layer and stay.
+
+        consumes: the operator has said itself which weights it consumes; else weights that meet data pass it on.
+        """
         for index, (size, axis) in enumerate(zip(tensor.shape, axes, strict=True)):
             if isinstance(axis, Tensor) and size == 1:
                 self.table.freeze(axis, "is the only channel of a tensor")
                 axes[index] = UNIFORM
-        weights = all(self.is_weights(t) for t in self.tensors if t.dim() > 0)
-        self.watch.put(tensor, State(axes, weights=weights and bool(self.tensors), zero=zero))
+        weights = bool(self.tensors) and all(self.is_weights(t) for t in self.tensors if t.dim() > 0)
+        if not weights and not consumes:
+            for met in self.tensors:
+                if self.is_weights(met):
+                    for axis in self.axes(met):
+                        if isinstance(axis, Tensor):
+                            self.table.mark(axis, Role.PASSES)
+        self.watch.put(tensor, State(axes, weights=weights, zero=zero))
 
     def put_all(self, axes: list[Axis]) -> None:
-        """The same axes for every result of that many dimensions; nothing for others."""
+        """The same axes for every result of that many dimensions; indices among them are never zero for sure."""
+        indices: list[Axis] = [with_alive(axis, True) if isinstance(axis, Tensor) else axis for axis in axes]
         for out in self.outputs:
             if out.dim() == len(axes):
-                self.put(out, list(axes))
+                places = self.tensors[0].is_floating_point() and not out.is_floating_point()
+                self.put(out, list(indices if places else axes))
 
     def freeze(self, axis: Axis, reason: str) -> None:
         if isinstance(axis, Tensor):
@@ -162,6 +183,12 @@ class Call:
     def freeze_axes(self, tensor: Tensor, reason: str) -> None:
         for axis in self.axes(tensor):
             self.freeze(axis, reason)
+
+    def tie_all(self, carried: list[Tensor]) -> None:
+        """These go together; the result will be known by the first, so the others say now that they pass it on."""
+        for other in carried[1:]:
+            self.table.tie(carried[0], other)
+            self.table.mark(other, Role.PASSES)
 
     def lose(self, axis: Axis, reason: str) -> Axis:
         """The axis goes on with a fixed size: whatever channels it carries stay."""

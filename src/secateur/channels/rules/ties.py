@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from secateur.channels.labels import Role, any_alive, is_alive, with_alive
+from secateur.channels.labels import any_alive, is_alive, with_alive
 from secateur.channels.rules.registry import UNIFORM, Axis, Call, rule
 
 SAMPLES = [-40.0, -3.7, -1.0, -0.6, -0.01, 0.02, 0.4, 1.0, 2.9, 55.0]
@@ -49,11 +49,7 @@ def tie_axis(call: Call, tensors: list[Tensor], met: list[Axis]) -> Axis:
         for axis in carried:
             call.freeze(axis, "meets a tensor of fixed size, element by element")
         return None
-    for axis, tensor in zip(met, tensors, strict=True):
-        if isinstance(axis, Tensor) and call.is_weights(tensor):
-            call.table.mark(axis, Role.PASSES)
-    for other in carried[1:]:
-        call.table.tie(carried[0], other)
+    call.tie_all(carried)
     return set_alive(call, tensors, met, carried)
 
 
@@ -158,22 +154,19 @@ def like(call: Call) -> None:
 
 
 @rule("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "empty", "new_empty", "scalar_tensor")
-@rule("rand", "randn", "bernoulli_", "uniform_", "normal_", "bernoulli", "fill_", "zero_", "random_", "exponential_")
+@rule("rand", "randn", "bernoulli_", "uniform_", "normal_", "fill_", "zero_", "random_", "exponential_")
 def fill(call: Call) -> None:
     """Filled with one value or with noise: no index differs from another in kind."""
     name = call.name
     zero = name in ("zeros", "new_zeros", "zero_") or (
         name == "fill_" and not isinstance(call["value"], Tensor) and call["value"] == 0
     )
-    out = call.out
-    if call.tensors and call.tensors[0] is out and any(isinstance(axis, Tensor) for axis in call.axes(out)):
-        call.put(
-            out,
-            [with_alive(axis, not zero) if isinstance(axis, Tensor) else axis for axis in call.axes(out)],
-            zero=zero,
-        )
-    else:
-        call.put(out, [UNIFORM] * out.dim(), zero=zero)
+    for other in call.tensors[1:]:
+        call.freeze_axes(other, "tells how to fill a tensor")
+    axes: list[Axis] = [UNIFORM] * call.out.dim()
+    if call.operator.written:
+        axes = [with_alive(a, not zero) if isinstance(a, Tensor) else a for a in call.axes(call.out)]
+    call.put(call.out, axes, zero=zero)
 
 
 @rule("native_dropout")
