@@ -119,7 +119,9 @@ def test_a_concat_layer_may_lose_a_whole_branch_but_not_all() -> None:
             return self.head(torch.cat([self.left(x), self.right(x)], 1))
 
     graph = secateur.analyze(Two(), IMAGE)
-    offsets = {g.name: next(m for m in g.members if m.tensor == "head.weight").indices[:, 0].tolist() for g in graph.groups}
+    offsets = {
+        g.name: next(m for m in g.members if m.tensor == "head.weight").indices[:, 0].tolist() for g in graph.groups
+    }
     assert offsets == {"left": [0, 1, 2, 3], "right": [4, 5, 6, 7]}
     with pytest.raises(secateur.InvalidPlan, match="left"):
         Plan.keep(graph, {"left": []})

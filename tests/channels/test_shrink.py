@@ -168,7 +168,9 @@ def test_a_plan_for_another_network_is_refused(model: nn.Sequential, plan: Plan)
     with pytest.raises(secateur.InvalidPlan, match=r"made for a network with '1.weight', which this one lacks"):
         secateur.shrink(nn.Sequential(nn.Conv2d(3, 8, 3)), plan)
     small = secateur.shrink(model, plan)
-    with pytest.raises(secateur.InvalidPlan, match=r"'0.weight' of shape \(8, 3, 3, 3\), found \(3, 3, 3, 3\): already"):
+    with pytest.raises(
+        secateur.InvalidPlan, match=r"'0.weight' of shape \(8, 3, 3, 3\), found \(3, 3, 3, 3\): already"
+    ):
         secateur.shrink_(small, plan)
 
 

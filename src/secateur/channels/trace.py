@@ -178,8 +178,7 @@ class Watch(EagerMode):
         relatives = [t for t in self._relatives(tensor) if t is not tensor]
         if after is None or not relatives:
             return
-        known = [before, after, *(self.state(t) for t in relatives)]
-        filled = any(state is None or state.zero or UNIFORM in state.axes for state in known)
+        filled = any(_is_filled(t, self.state(t)) for t in [tensor, *relatives])
         if before is None or filled or not _same_axes(before.axes, after.axes):
             self._forget([tensor, *relatives], [after] if before is None else [before, after])
 
@@ -367,6 +366,13 @@ class ShapesOnly(EagerMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = shape_only(func._schema.name.partition("::")[2], args)
         return func(*args, **(kwargs or {})) if result is None else result
+
+
+def _is_filled(tensor: Tensor, state: State | None) -> bool:
+    """Whether something is taken for granted of the values."""
+    if state is None:
+        return False
+    return state.zero or any(n > 1 and axis is UNIFORM for n, axis in zip(tensor.shape, state.axes, strict=True))
 
 
 def _same_axes(left: list[Axis], right: list[Axis]) -> bool:

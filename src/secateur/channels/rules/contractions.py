@@ -28,10 +28,12 @@ def contract(call: Call, left: Tensor, left_axis: Axis, right: Tensor, right_axi
         else:
             consume(call, left_axis[is_alive(right_axis)])
         return
-    for tensor, axis, other in ((left, left_axis, right_axis), (right, right_axis, left_axis)):
+    for tensor, axis, other, other_axis in ((left, left_axis, right, right_axis), (right, right_axis, left, left_axis)):
         if isinstance(axis, Tensor):
-            if other is UNIFORM and not call.is_weights(tensor):
+            if other_axis is UNIFORM and not call.is_weights(tensor):
                 consume(call, axis)
+            elif call.is_weights(other) and not call.is_weights(tensor):
+                call.freeze(axis, "is read by weights that are computed from all their inputs together")
             else:
                 call.freeze(axis, "is multiplied with a tensor of fixed size")
 
@@ -41,6 +43,19 @@ def consume(call: Call, codes: Tensor) -> None:
     if any_alive(codes):
         alive = codes[is_alive(codes)]
         call.freeze(alive, f"does not stay zero{call.watch.woken_by(alive[0])} on the way to its consumer")
+
+
+def produce(call: Call, weight: Tensor, dim: int, axis: Axis) -> None:
+    """The filters of a layer lie along this dimension of its weight; an only one stays."""
+    state = call.watch.state(weight)
+    if state is None or not state.weights:
+        return
+    only = state.axes[dim]
+    if isinstance(axis, Tensor):
+        call.table.mark(axis, Role.PRODUCES)
+    elif weight.shape[dim] == 1 and isinstance(only, Tensor):
+        call.table.mark(only, Role.PRODUCES)
+        call.freeze(only, "is the only filter of its layer")
 
 
 def add_bias(call: Call, axis: Axis, bias: Tensor | None) -> Axis:
@@ -79,8 +94,7 @@ def convolution(call: Call) -> None:
         contract(call, data, source, weight, inner)
     else:
         source, num_in, outer = _grouped(call, data_axes[1], weight_axes)
-    if isinstance(outer, Tensor) and call.is_weights(weight):
-        call.table.mark(outer, Role.PRODUCES)
+    produce(call, weight, 1 if transposed else 0, outer)
     grid = zip(space, (data if transposed else call.out).shape[2:], strict=True)
     channels = [(source, num_in), (outer, call.out.shape[1])]
     call.watch.count(call, prod(weight.shape[2:]), [(data_axes[0], data.shape[0]), *channels, *grid])
@@ -145,12 +159,9 @@ def matrix_product(call: Call, left: Tensor, right: Tensor, bias: Tensor | None 
     """(..., n, k) x (..., k, m) with equal batch axes, or a vector in place of either matrix."""
     left_axes, right_axes = call.axes(left), call.axes(right)
     contract(call, left, left_axes[-1], right, right_axes[-2] if right.dim() > 1 else right_axes[-1])
-    for axis, tensor in (
-        (left_axes[-2] if left.dim() > 1 else None, left),
-        (right_axes[-1] if right.dim() > 1 else None, right),
-    ):
-        if isinstance(axis, Tensor) and call.is_weights(tensor):
-            call.table.mark(axis, Role.PRODUCES)
+    for tensor, dim in ((left, -2), (right, -1)):
+        if tensor.dim() > 1:
+            produce(call, tensor, dim, call.axes(tensor)[dim])
     axes = [_tie_batch(call, a, b) for a, b in zip(left_axes[:-2], right_axes[:-2], strict=False)]
     batch = list(zip(axes, left.shape[:-2], strict=False))
     ends: list[tuple[Axis, int]] = []

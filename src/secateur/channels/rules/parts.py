@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from secateur.channels.rules.registry import Axis, Call, positive, rule
+from secateur.channels.labels import is_alive, with_alive
+from secateur.channels.rules.registry import UNIFORM, Axis, Call, positive, rule
 
 
 @rule(
@@ -139,7 +140,42 @@ def index_select(call: Call) -> None:
     call.put(call.out, axes)
 
 
-@rule("gather", "scatter", "scatter_", "index_put", "index_put_", "index_add", "index_add_", "index_fill_", "take")
+@rule("index_put", "index_put_")
+def index_put(call: Call) -> None:
+    """Rows written by index, as detectors gather what several levels give: the other axes go on."""
+    target, values, indices = call["self"], call["values"], call["indices"]
+    axes = call.axes(target)
+    num_indexed = sum(i.dim() if i is not None and i.dtype in (torch.bool, torch.uint8) else 1 for i in indices)
+    if any(chosen is None for chosen in indices):
+        num_indexed = len(axes)
+    for chosen in indices:
+        if chosen is not None:
+            call.freeze_axes(chosen, "is used as an index")
+    for dim in range(num_indexed):
+        axes[dim] = call.lose(axes[dim], "is written by its number")
+    given = call.axes(values)
+    offset = len(axes) - len(given)
+    for dim in range(num_indexed, len(axes)):
+        axes[dim] = _overwritten(call, axes[dim], given[dim - offset] if dim >= offset else UNIFORM)
+    for axis in given[: max(0, num_indexed - offset)]:
+        call.freeze(axis, "is written by its number")
+    call.put(call.out, axes)
+
+
+def _overwritten(call: Call, axis: Axis, given: Axis) -> Axis:
+    """An axis of which some rows are replaced by others."""
+    if isinstance(axis, Tensor) and isinstance(given, Tensor):
+        call.tie_all([axis, given])
+        return with_alive(axis, is_alive(axis) | is_alive(given))
+    if isinstance(given, Tensor) and axis is UNIFORM and call.is_zero(call["self"]):
+        return given
+    if isinstance(axis, Tensor) and given is UNIFORM:
+        return axis if call.is_zero(call["values"]) else with_alive(axis, True)
+    call.freeze(given, "is written into a tensor of fixed size")
+    return call.lose(axis, "is overwritten by a tensor of fixed size")
+
+
+@rule("gather", "scatter", "scatter_", "index_add", "index_add_", "index_fill_", "take")
 def scattered(call: Call) -> None:
     """Reads or writes single elements wherever an index says."""
     for tensor in call.tensors:

@@ -1,0 +1,228 @@
+"""Operators that carry channels along one by one: any of the eight can go, whatever happens in space."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sandwich import IMAGE, Buffers, Sandwich, examine, members, parameter, rows
+from torch import Tensor, nn
+
+import secateur
+from secateur import Plan
+
+Body = Callable[..., Any]
+
+SPACE: dict[str, Body] = {
+    "max pooling": lambda m, x: F.max_pool2d(x, 2),
+    "max pooling with places": lambda m, x: F.max_pool2d(x, 2, return_indices=True)[0],
+    "average pooling": lambda m, x: F.avg_pool2d(x, 3, padding=1, count_include_pad=False),
+    "adaptive average pooling": lambda m, x: F.adaptive_avg_pool2d(x, 2),
+    "adaptive maximum pooling": lambda m, x: F.adaptive_max_pool2d(x, 3),
+    "power pooling": lambda m, x: F.lp_pool2d(x, 2, 2),
+    "mean": lambda m, x: x.mean((2, 3), keepdim=True),
+    "maximum": lambda m, x: x.amax(2, keepdim=True),
+    "maximum and its place": lambda m, x: x.max(3, keepdim=True).values,
+    "deviation": lambda m, x: x.std((2, 3), keepdim=True),
+    "sum": lambda m, x: x.sum((2, 3), keepdim=True),
+    "nearest": lambda m, x: F.interpolate(x, scale_factor=2),
+    "bilinear": lambda m, x: F.interpolate(x, size=(9, 5), mode="bilinear", antialias=True),
+    "bicubic": lambda m, x: F.interpolate(x, scale_factor=1.5, mode="bicubic", align_corners=False),
+    "zero padding": lambda m, x: F.pad(x, (1, 2, 0, 1)),
+    "cropping": lambda m, x: F.pad(x, (-1, -1, 0, 0)),
+    "reflection": lambda m, x: F.pad(x, (1, 1, 2, 0), mode="reflect"),
+    "replication": lambda m, x: F.pad(x, (1, 1, 2, 0), mode="replicate"),
+    "grid sampling": lambda m, x: F.grid_sample(x, m.grid.expand(x.shape[0], -1, -1, -1), align_corners=False),
+    "roll in space": lambda m, x: x.roll(1, 2),
+    "flip in space": lambda m, x: x.flip((2, 3)),
+    "every second place": lambda m, x: x[:, :, ::2, 1::2],
+    "fancy places": lambda m, x: x[:, :, [0, 2, 3]],
+    "cumulative in space": lambda m, x: x.cumsum(2),
+    "transposed": lambda m, x: x.transpose(2, 3).contiguous(),
+    "tokens": lambda m, x: x.flatten(2).transpose(1, 2).transpose(1, 2).unflatten(2, x.shape[2:]),
+    "channels last": lambda m, x: x.to(memory_format=torch.channels_last),
+    "folded into the batch": lambda m, x: F.conv2d(x.flatten(0, 1).unsqueeze(1), m.blur).view(*x.shape[:2], 4, 4),
+    "a patch for every place": lambda m, x: F.unfold(x, 3).view(x.shape[0], x.shape[1], 9, 4, 4).mean(2),
+}
+
+VALUES: dict[str, Body] = {
+    "leaky": lambda m, x: F.leaky_relu(x),
+    "silu": lambda m, x: F.silu(x),
+    "gelu": lambda m, x: F.gelu(x, approximate="tanh"),
+    "mish": lambda m, x: F.mish(x),
+    "hard swish": lambda m, x: F.hardswish(x),
+    "elu, selu, celu": lambda m, x: F.elu(F.selu(F.celu(x))),
+    "shrinks": lambda m, x: F.softshrink(x) + F.hardshrink(x) + F.tanhshrink(x),
+    "six": lambda m, x: F.relu6(x).clamp(-1, 2),
+    "own gate": lambda m, x: x * x.sigmoid(),
+    "sine, square, root": lambda m, x: x.sin() + x**2 + x.abs().sqrt(),
+    "logarithm of one more": lambda m, x: x.abs().log1p(),
+    "in place": lambda m, x: x.mul_(2).relu_().tanh_(),
+    "added in place": lambda m, x: x.clone().add_(x, alpha=0.3),
+    "masked": lambda m, x: x.masked_fill(x < 0.2, 0.0),
+    "where": lambda m, x: torch.where(x > 0.3, x, torch.zeros_like(x)),
+    "one slope": lambda m, x: m.slope(x * -1),
+    "slope per channel": lambda m, x: m.slopes(x * -1),
+    "dropout": lambda m, x: m.drop(x),
+    "half precision and back": lambda m, x: x.float().double(),
+    "sum of neighbours": lambda m, x: F.normalize(x, dim=1) + x / x.square().sum(1, keepdim=True).add(1),
+}
+
+BROADCASTS: dict[str, Body] = {
+    "one map for all channels": lambda m, x: x * m.map(x).sigmoid(),
+    "one number per channel": lambda m, x: x * x.amax((2, 3), keepdim=True).sigmoid(),
+    "a second bias": lambda m, x: x + m.bias[:, None, None],
+    "a scale": lambda m, x: x * m.bias.view(1, -1, 1, 1),
+    "a scale that is never zero": lambda m, x: x * m.bias.exp()[:, None, None],
+    "one value per place": lambda m, x: x * m.place,
+    "a value for each": lambda m, x: x + m.each,
+    "buffers": lambda m, x: (x - m.buffers_of.mean[:, None, None]) * m.buffers_of.scale[:, None, None],
+    "a later norm": lambda m, x: m.later(F.softplus(x)),
+    "a norm per image": lambda m, x: m.image_norm(x),
+    "as many groups as channels": lambda m, x: m.group_norm(x),
+    "a blur from a buffer": lambda m, x: F.conv2d(x, m.buffers_of.blur, groups=x.shape[1]),
+    "stacked": lambda m, x: torch.stack([x, x * 2, x.flip(2)]).mean(0),
+    "attention over branches": lambda m, x: (
+        torch.stack([x, x.flip(2)], 1) * m.branches(x).softmax(1)[..., None, None, None]
+    ).sum(1),
+}
+
+
+def _model(body: Body) -> Sandwich:
+    grid = torch.rand(1, 4, 4, 2, dtype=torch.float64)
+    buffers = Buffers(mean=torch.rand(8), scale=torch.rand(8), blur=torch.rand(8, 1, 3, 3))
+    model = Sandwich(
+        body, slope=nn.PReLU(), slopes=nn.PReLU(8), drop=nn.Dropout2d(), map=nn.Conv2d(8, 1, 1), bias=parameter(8),
+        place=parameter(6, 6), each=parameter(8, 6, 6), buffers_of=buffers, later=nn.BatchNorm2d(8),
+        image_norm=nn.InstanceNorm2d(8, affine=True, track_running_stats=True), group_norm=nn.GroupNorm(8, 8),
+        branches=nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)), blur=parameter(1, 1, 3, 3),
+    )  # fmt: skip
+    model.grid = grid
+    return model
+
+
+@pytest.mark.parametrize("name", SPACE | VALUES | BROADCASTS)
+def test_each_channel_alone(name: str) -> None:
+    graph = examine(_model((SPACE | VALUES | BROADCASTS)[name]))
+    group = next(g for g in graph.groups if "first.weight" in {m.tensor for m in g.members})
+    assert (group.size, group.filters_per_channel) == (8, 2 if name == "a blur from a buffer" else 1)
+    assert members(graph, group.name)["last.weight", 1, "consumes"] == rows(range(8))
+
+
+DOUBLED: dict[str, tuple[Body, list[list[int]]]] = {
+    "the same twice": (lambda m, x: torch.cat([x, x], 1), rows(range(8), range(8, 16))),
+    "repeat": (lambda m, x: x.repeat(1, 2, 1, 1), rows(range(8), range(8, 16))),
+    "repeat_interleave": (lambda m, x: x.repeat_interleave(2, 1), rows(range(0, 16, 2), range(1, 16, 2))),
+    "expand": (lambda m, x: x.unsqueeze(1).expand(-1, 2, -1, -1, -1).flatten(1, 2), rows(range(8), range(8, 16))),
+    "both signs": (lambda m, x: torch.cat([x, -x.flip(1)], 1).relu(), rows(range(8), range(15, 7, -1))),
+}
+
+
+@pytest.mark.parametrize("name", DOUBLED)
+def test_doubled(name: str) -> None:
+    body, read = DOUBLED[name]
+    graph = examine(Sandwich(body, 16), expected={"first": 8})
+    assert members(graph, "first")["last.weight", 1, "consumes"] == read
+
+
+def test_padding_on_channels() -> None:
+    graph = examine(Sandwich(lambda m, x: F.pad(x, (0, 0, 0, 0, 2, 3)), 13), expected={"first": 8})
+    assert members(graph, "first")["last.weight", 1, "consumes"] == rows(range(2, 10))
+
+
+def test_zero_padded_shortcut() -> None:
+    """Where zeros meet channels, those stay."""
+    model = Sandwich(lambda m, x: m.wide(x) + F.pad(x, (0, 0, 0, 0, 1, 3)), 12, wide=nn.Conv2d(8, 12, 1))
+    graph = examine(model, expected={"first": 8})
+    assert members(graph, "first")["wide.weight", 0, "produces"] == rows(range(1, 9))
+    assert [f.indices.tolist() for f in graph.frozen if f.name == "wide"] == [[0], [9, 10, 11]]
+
+
+class Heads(nn.Module):
+    """Two inputs, nested outputs, and a head that only training sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv2d(3, 6, 1), nn.Conv2d(2, 6, 1)
+        self.middle = nn.Conv2d(6, 4, 1)
+        self.helper = nn.Sequential(nn.Conv2d(4, 5, 1), nn.ReLU(), nn.Conv2d(5, 2, 1))
+        self.box, self.score = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 1, 1)
+
+    def forward(self, image: Tensor, *, depth: list[Tensor]) -> dict[str, Any]:
+        x = F.relu(self.middle(F.relu(self.left(image) + self.right(depth[0]))))
+        result: dict[str, Any] = {"boxes": [self.box(x)], "scores": (self.score(x), {"shown": 1})}
+        if self.training:
+            result["helper"] = self.helper(x)
+        return result
+
+
+def test_several_inputs_nested_outputs_and_a_head_for_training() -> None:
+    example = {"image": IMAGE, "depth": [IMAGE[:, :2]]}
+    model = Heads().double()
+    for probe in (False, True):
+        graph = secateur.analyze(model, example, probe=probe)
+        assert {g.name: g.size for g in graph.groups} == {"left": 6, "middle": 4, "helper.0": 5}
+        assert members(graph, "middle")["helper.0.weight", 1, "consumes"] == rows(range(4))
+        small = secateur.shrink(model, Plan.drop(graph, 0.5))
+        assert small.train()(**example)["helper"].shape == (2, 2, 6, 6)
+        report = secateur.verify(model, Plan.drop(graph, 0.5), example)
+        assert report.modes == ("eval", "train")
+
+
+def test_lstm_reads_the_features() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.lstm, self.last = nn.Conv1d(3, 8, 3), nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.lstm(F.relu(self.conv(x)).transpose(1, 2))[0][:, -1])
+
+    examine(Reader(), torch.randn(2, 3, 9, dtype=torch.float64), probe=True)
+
+
+SIZES: dict[str, tuple[Body, dict[str, Any], dict[str, Any]]] = {
+    "two numbers": (
+        lambda m, x: torch.cat(torch.split(x, [m.narrow, m.broad], 1)[::-1], 1),
+        {"narrow": 3, "broad": 5},
+        {"narrow": 1, "broad": 3},
+    ),
+    "a list": (lambda m, x: torch.cat(torch.split(x, m.parts, 1)[::-1], 1), {"parts": [3, 5]}, {"parts": [1, 3]}),
+    "a tuple": (lambda m, x: torch.cat(torch.split(x, m.parts, 1)[::-1], 1), {"parts": (5, 3)}, {"parts": (2, 2)}),
+    "a slice": (lambda m, x: torch.cat([x[:, m.start :], x[:, : m.start]], 1), {"start": 3}, {"start": 1}),
+    "a view": (lambda m, x: x.view(-1, m.width, 36).view(-1, m.width, 6, 6), {"width": 8}, {"width": 4}),
+}
+
+
+@pytest.mark.parametrize("probe", [False, True])
+@pytest.mark.parametrize("name", SIZES)
+def test_size_attributes_follow(name: str, probe: bool) -> None:
+    """Numbers that a module keeps and cuts by are changed with the channels."""
+    body, before, after = SIZES[name]
+    model = Sandwich(body, **{key: value for key, value in before.items() if key != "width"})
+    vars(model).update(before)
+    graph = examine(model, expected={"first": 8}, probe=probe)
+    small = secateur.shrink(model, Plan.keep(graph, {"first": [1, 4, 5, 6]}))
+    assert {key: getattr(small, key) for key in after} == after
+    assert {key: getattr(model, key) for key in before} == before
+
+
+def test_rows_gathered_by_index() -> None:
+    """As detectors do with the regions of several levels."""
+
+    def body(module: nn.Module, x: Tensor) -> Tensor:
+        out = torch.zeros(x.shape[0], x.shape[1], 3, 3, dtype=x.dtype)
+        for level in range(2):
+            rows = torch.where(torch.tensor([True, False]) == bool(level))[0]
+            out[rows] = x[rows][:, :, level : level + 3, :3]
+        return out
+
+    graph = examine(Sandwich(body), expected={"first": 8})
+    assert members(graph, "first")["last.weight", 1, "consumes"] == rows(range(8))
+
+
+def test_a_layer_of_one_filter_is_counted() -> None:
+    graph = examine(Sandwich(lambda m, x: x * m.gate(x).sigmoid(), gate=nn.Conv2d(8, 1, 1)), expected={"first": 8})
+    assert {f.name: f.reason for f in graph.frozen}["gate"] == "is the only filter of its layer (in gate)"
+    assert graph.num_filters == 8 + 1 + 5

@@ -1,0 +1,240 @@
+"""What cannot be cut exactly stays, and the graph says why in words."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sandwich import IMAGE, Buffers, Sandwich, examine, parameter, reasons, sizes
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import secateur
+
+Body = Callable[..., Any]
+
+WOKEN: dict[str, Body] = {
+    "sigmoid": lambda m, x: x.sigmoid(),
+    "softplus": lambda m, x: F.softplus(x),
+    "hardsigmoid": lambda m, x: F.hardsigmoid(x),
+    "exp": lambda m, x: x.exp(),
+    "cos": lambda m, x: x.cos(),
+    "add": lambda m, x: x + 1,
+    "add_": lambda m, x: x.clone().add_(1),
+    "clamp": lambda m, x: x.clamp(min=0.1),
+    "pow": lambda m, x: x**0,
+    "threshold": lambda m, x: F.threshold(x, 0.1, 20.0),
+    "eq": lambda m, x: (x == 0).to(x.dtype),
+    "where": lambda m, x: torch.where(x > 0.3, x, m.buffers_of.one),
+    "rsub": lambda m, x: 1 - x,
+}
+
+
+@pytest.mark.parametrize("name", WOKEN)
+def test_zero_that_wakes_up(name: str) -> None:
+    graph = examine(Sandwich(WOKEN[name], buffers_of=Buffers(one=torch.ones(1))), expected={}, probe=False)
+    assert reasons(graph)["first"] == f"does not stay zero after {name} on the way to its consumer (in last)"
+
+
+OTHER_WOKEN: dict[str, Body] = {
+    "one value per place added": lambda m, x: x + m.place,
+    "one value added": lambda m, x: x + m.single,
+    "value per channel that is never zero": lambda m, x: x + m.shift.exp()[:, None, None],
+    "padding with ones": lambda m, x: F.pad(x, (1, 1), value=1.0),
+    "softmax in space": lambda m, x: x.flatten(2).softmax(2).view_as(x),
+    "sigmoid of half": lambda m, x: torch.cat([x, x.sigmoid()], 1).unflatten(1, (2, -1)).sum(1),
+    "layer norm in space": lambda m, x: m.space(x),
+    "norm without affine after sigmoid": lambda m, x: m.plain(x.sigmoid()),
+    "instance norm after sigmoid": lambda m, x: m.image(x.sigmoid()),
+    "folded into the batch": lambda m, x: m.fold(x.flatten(0, 1)[:, None]).view_as(x),
+    "cumulative product": lambda m, x: x.cumprod(2) + 1,
+    "distance with an epsilon": lambda m, x: (
+        x + F.pairwise_distance(x.mean((2, 3)), x.amax((2, 3)))[:, None, None, None]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_WOKEN)
+def test_zero_that_wakes_up_otherwise(name: str) -> None:
+    model = Sandwich(
+        OTHER_WOKEN[name], place=parameter(6, 6), single=parameter(1), shift=parameter(8), space=nn.LayerNorm([6, 6]),
+        plain=nn.BatchNorm2d(8, affine=False), image=nn.InstanceNorm2d(8), fold=nn.Conv2d(1, 1, 1),
+    )  # fmt: skip
+    graph = examine(model, probe=False)
+    assert reasons(graph)["first"].startswith("does not stay zero")
+
+
+SEEING_ALL: dict[str, tuple[Body, str]] = {
+    "layer norm": (
+        lambda m, x: m.layer(x.movedim(1, -1)).movedim(-1, 1),
+        "passes layer norm, which sees all channels (in layer)",
+    ),
+    "group norm": (lambda m, x: m.group(x), "passes group norm, which sees several channels (in group)"),
+    "softmax": (lambda m, x: x.softmax(1), "passes softmax, which sees all channels"),
+    "log softmax": (lambda m, x: x.log_softmax(1), "passes log_softmax, which sees all channels"),
+    "mean": (lambda m, x: x - x.mean(1, keepdim=True), "passes mean, which sees all channels"),
+    "amax": (lambda m, x: x * x.amax(1, keepdim=True), "passes amax, which sees all channels"),
+    "prod": (lambda m, x: x * x.prod(1, keepdim=True), "passes prod, which sees all channels"),
+    "argmax": (lambda m, x: x * x.argmax(1, keepdim=True), "passes argmax, which sees all channels"),
+    "var": (lambda m, x: x * x.var(1, keepdim=True), "passes var, which sees all channels"),
+    "cumsum": (lambda m, x: x.cumsum(1), "passes cumsum, which sees all channels"),
+    "sort": (lambda m, x: x.sort(1).values, "passes sort, which sees all channels"),
+    "topk": (lambda m, x: x.topk(8, 1).values, "passes topk, which sees all channels"),
+    "smallest": (lambda m, x: x * torch.linalg.vector_norm(x, -1, 1, keepdim=True), "passes a norm that counts zeros"),
+    "response norm": (lambda m, x: F.local_response_norm(x, 3), "passes a spatial operator across its own axis"),
+    "efficient attention": (
+        lambda m, x: x * m.along(x.mean((2, 3))[:, None])[:, 0, :, None, None],
+        "passes a convolution over the channel axis (in along)",
+    ),
+    "every channel picked": (lambda m, x: x[:, torch.arange(8)], "is picked by its number"),
+    "one channel picked": (lambda m, x: x * x[:, 2].unsqueeze(1), "is picked by its number"),
+    "gathered": (lambda m, x: x.index_select(1, torch.tensor([0, 7, 2, 3, 4, 5, 6, 1])), "is picked by its number"),
+    "unbound": (lambda m, x: torch.stack([c * 2 for c in x.unbind(1)], 1), "is picked by its number"),
+    "first channel alone": (lambda m, x: x * x[:, :1], "is the only channel of a tensor"),
+    "rolled": (lambda m, x: x.roll(1, 1), "is rolled along its own axis"),
+    "unequal parts": (lambda m, x: torch.cat(x.chunk(3, 1)[::-1], 1), "is split into parts of fixed, unequal size"),
+    "all but two": (lambda m, x: F.pad(x[:, :-2], (0, 0, 0, 0, 1, 1)), "is sliced at fixed positions"),
+    "constants": (
+        lambda m, x: x * torch.arange(8.0).view(-1, 1, 1),
+        "meets a tensor of fixed size, element by element",
+    ),
+    "a fixed matrix": (
+        lambda m, x: (torch.eye(8).double() @ x.flatten(2)).view_as(x),
+        "is multiplied with a tensor of fixed size",
+    ),
+    "read by Python": (lambda m, x: x if x.mean((0, 2, 3))[0] > 0 else -x, "is picked by its number"),
+    "read as a number": (lambda m, x: x if torch.equal(x, x) else -x, "is read by Python code"),
+    "unknown": (lambda m, x: torch.fft.fft2(x).real, "operator aten._fft_c2c.default is unknown"),
+    "mirrored matrix": (
+        lambda m, x: (x.flatten(2) @ x.flatten(2).mT).flatten(1) @ m.square,
+        "is merged with another axis of channels",
+    ),
+    "scrambled": (
+        lambda m, x: x.permute(0, 2, 3, 1).reshape(x.shape),
+        "hangs together with every other channel of its layer",
+    ),
+    "weights elsewhere": (lambda m, x: x * m.first.weight.norm(), "is summed over inside the weights"),
+    "undefined": (
+        lambda m, x: x * m.scale.square().rsqrt(),
+        "meets rsqrt, which is not defined where a removed channel leaves zeros",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEEING_ALL)
+def test_stays_with_reason(name: str) -> None:
+    body, reason = SEEING_ALL[name]
+    inner = 0 if name == "mirrored matrix" else 8
+    parts: dict[str, Any] = {
+        "layer": nn.LayerNorm(8),
+        "group": nn.GroupNorm(2, 8),
+        "square": parameter(64, 2),
+        "scale": parameter(8, 1, 1),
+    }
+    graph = examine(Sandwich(body, inner, **parts, along=nn.Conv1d(1, 1, 3, padding=1)), expected={}, probe=False)
+    assert reasons(graph)["first"] == reason
+
+
+def test_inexact_on_request() -> None:
+    """Channels behind a layer norm can be had, marked as inexact."""
+    model = Sandwich(lambda m, x: m.layer(x.movedim(1, -1)).movedim(-1, 1), layer=nn.LayerNorm(8)).double()
+    graph = secateur.analyze(model, IMAGE, inexact=True)
+    assert sizes(graph) == {"first": 8}
+    assert graph.group("first").inexact == "passes layer norm, which sees all channels (in layer)"
+    plan = secateur.Plan.drop(graph, 0.4)
+    assert not plan.exact
+    assert secateur.shrink(model, plan).layer.normalized_shape == (5,)
+    assert not secateur.verify(model, plan, IMAGE).exact
+
+
+def standardised(module: nn.Module, x: Tensor) -> Tensor:
+    weight = module.conv.weight
+    weight = (weight - weight.mean((1, 2, 3), keepdim=True)) / (weight.std((1, 2, 3), keepdim=True) + 1e-5)
+    return F.conv2d(x, weight, module.conv.bias)
+
+
+@pytest.mark.parametrize("name", ["standardised", "weight norm", "spectral norm", "orthogonal"])
+def test_weights_made_from_weights(name: str) -> None:
+    """What feeds them stays."""
+    conv = nn.Conv2d(8, 8, 1)
+    make = {
+        "weight norm": parametrizations.weight_norm,
+        "spectral norm": parametrizations.spectral_norm,
+        "orthogonal": parametrizations.orthogonal,
+    }
+    if name in make:
+        conv = make[name](conv)
+    model = Sandwich(standardised if name == "standardised" else lambda m, x: m.conv(x), conv=conv)
+    # Torch does not count products of a matrix and a vector.
+    graph = examine(model.eval(), cost=name != "spectral norm")
+    assert "first" in reasons(graph)
+
+
+def test_attention() -> None:
+    """Channels that attention compares stay; the convolution before its projection can be cut."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.query, self.last = nn.Conv2d(3, 6, 1), nn.Linear(6, 24), nn.Linear(8, 2)
+
+        def forward(self, image: Tensor) -> Tensor:
+            tokens = F.relu(self.conv(image)).flatten(2).transpose(1, 2)
+            query, key, value = self.query(tokens).unflatten(2, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+            return self.last(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+
+    # Torch does not count this attention on a CPU.
+    graph = examine(Attention(), expected={"conv": 6}, cost=False)
+    assert reasons(graph)["query"] == "is compared in attention, which is scaled by its size"
+
+
+def test_unused_parameters() -> None:
+    graph = examine(Sandwich(lambda m, x: x, spare=nn.Conv2d(8, 4, 1)), expected={"first": 8})
+    assert reasons(graph)["spare"] == "is a parameter never used in this forward pass"
+
+
+def test_training_that_cannot_run() -> None:
+    def body(module: nn.Module, x: Tensor) -> Tensor:
+        if module.training:
+            module.extra(x)
+            raise ValueError("targets are missing")
+        return x
+
+    model = Sandwich(body, extra=nn.Conv2d(8, 4, 1), spare=nn.Conv2d(8, 4, 1)).double()
+    graph = secateur.analyze(model, IMAGE)
+    assert sizes(graph) == {"first": 8}
+    assert reasons(graph)["spare"].startswith("is never used in evaluation mode, and training mode cannot run")
+
+
+FIXED: dict[str, tuple[Body, str]] = {
+    "split": (lambda m, x: torch.cat(x.split([4, 4], 1)[::-1], 1), "x.split([4, 4], 1)"),
+    "view": (lambda m, x: x.view(-1, 8, 36).view(-1, 8, 6, 6), "x.view(-1, 8, 36)"),
+    "groups": (lambda m, x: F.conv2d(x, m.depth, groups=8), "groups=8"),
+    "expand": (lambda m, x: x * x.new_ones(1).expand(8).view(8, 1, 1), ".expand(8)"),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_fixed_sizes_are_found_by_the_probe(name: str) -> None:
+    """The reason quotes the line of the network's own code."""
+    body, line = FIXED[name]
+    graph = examine(Sandwich(body, depth=parameter(8, 1, 1, 1)), expected={}, probe=True)
+    reason = reasons(graph)["first"]
+    assert reason.startswith("the forward pass uses a fixed size: RuntimeError: ")
+    assert line in reason
+    assert "test_reasons.py:" in reason
+
+
+DEPENDING: dict[str, Body] = {
+    "divided by the number": lambda m, x: x / x.shape[1],
+    "mean by hand": lambda m, x: x * x.sum(1, keepdim=True) / x.shape[1],
+    "fixed slices": lambda m, x: torch.cat([x[:, 4:], x[:, :4]], 1),
+    "loop": lambda m, x: sum((x * i for i in range(x.shape[1])), x),
+}
+
+
+@pytest.mark.parametrize("name", DEPENDING)
+def test_what_depends_on_the_number_of_channels(name: str) -> None:
+    graph = examine(Sandwich(DEPENDING[name]), expected={}, probe=True)
+    assert "the code depends on the number of channels" in reasons(graph)["first"]
