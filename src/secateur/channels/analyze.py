@@ -127,6 +127,8 @@ def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:
             if not matching:
                 raise unknown_name("layer", pattern, [name for name in modules if name])
             chosen |= matching
+    if not chosen:
+        return
     roles = watch.table.roles()
     for leaf in watch.leaves.values():
         path = owner(leaf.name) if "." in leaf.name else ""

@@ -112,6 +112,13 @@ class ChannelGraph:
     def num_channels(self) -> int:
         return self.groups[-1].start + self.groups[-1].size if self.groups else 0
 
+    @cached_property
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """The channels of all axes one after another, and at each place the number of its axis."""
+        lengths = torch.tensor([channels.numel() for channels in self.axes.values()], dtype=torch.long, device="cpu")
+        number = torch.repeat_interleave(torch.arange(lengths.numel(), device="cpu"), lengths)
+        return torch.cat([*self.axes.values(), lengths[:0]]), number
+
     def all_kept(self) -> Tensor:
         return torch.ones(self.num_channels, dtype=torch.bool, device="cpu")
 

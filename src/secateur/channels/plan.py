@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,22 +41,29 @@ class Plan:
                 f"a selection needs one boolean for each of the {self.graph.num_channels} channels, "
                 f"got {tuple(self.kept.shape)} of {self.kept.dtype}"
             )
-        for group, kept in self._per_group():
-            if int(kept.sum()) < group.at_least and group.at_least > 1 and group.size > 1:
+        for group in self.graph.groups:
+            left = (
+                int(self.kept[group.start : group.start + group.size].sum()) if group.at_least > 1 else group.at_least
+            )
+            if left < group.at_least < group.size:
                 raise InvalidPlan(
                     f"the code drops axes of size one: keep at least {group.at_least} channels of group {group.name!r}"
                 )
-        emptied = sorted(
-            {
-                tensor
-                for (tensor, _), channels in self.graph.axes.items()
-                if not bool(is_kept(channels, self.kept).any())
-            }
-        )
+        emptied = sorted({tensor for (tensor, _), indices in self.remaining.items() if not indices.numel()})
         if emptied:
             raise InvalidPlan(
                 f"the plan would leave nothing of {', '.join(emptied)}; keep at least one channel of each"
             )
+
+    @cached_property
+    def remaining(self) -> dict[tuple[str, int], Tensor]:
+        """The indices that are left of every axis that loses some."""
+        channels, number = self.graph.flat
+        flags = is_kept(channels, self.kept)
+        lengths = torch.bincount(number)
+        lost = (lengths - torch.bincount(number[flags], minlength=lengths.numel())).tolist()
+        parts = zip(self.graph.axes, flags.split(lengths.tolist()), lost, strict=True)
+        return {axis: part.nonzero()[:, 0] for axis, part, count in parts if count}
 
     @classmethod
     def keep(cls, graph: ChannelGraph, groups: Mapping[str, Iterable[int]]) -> Plan:
@@ -114,10 +122,11 @@ class Plan:
         The masked network has zeros where the role is "produces" or "passes"; "consumes" is untouched there.
         """
         names = {Role.PRODUCES: "produces", Role.CONSUMES: "consumes"}
-        for (tensor, axis), channels in self.graph.axes.items():
-            removed = (~is_kept(channels, self.kept)).nonzero()[:, 0].tolist()
-            if removed:
-                yield tensor, axis, removed, names.get(self.graph.roles[tensor, axis], "passes")
+        for (tensor, axis), indices in self.remaining.items():
+            stays = torch.zeros(self.graph.shapes[tensor][axis], dtype=torch.bool, device="cpu")
+            stays[indices] = True
+            role = names.get(self.graph.roles[tensor, axis], "passes")
+            yield tensor, axis, (~stays).nonzero()[:, 0].tolist(), role
 
     def to_json(self) -> str:
         groups = {

@@ -46,10 +46,8 @@ def shrink_(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | Non
                 f"the plan was made for {name!r} of shape {shape}, found {tuple(tensors[name].shape)}: already cut?"
             )
     cuts: dict[str, dict[int, Tensor]] = {}
-    for (name, axis), channels in plan.graph.axes.items():
-        indices = is_kept(channels, plan.kept).nonzero()[:, 0]
-        if indices.numel() < channels.numel():
-            cuts.setdefault(name, {})[axis] = indices
+    for (name, axis), indices in plan.remaining.items():
+        cuts.setdefault(name, {})[axis] = indices
     for name, indices in cuts.items():
         tensor = tensors[name]
         shape = tensor.shape
