@@ -280,3 +280,35 @@ SHAPES: dict[str, Body] = {
 def test_code_that_looks_at_the_number_of_channels(name: str) -> None:
     """Found by the probe."""
     examine(Sandwich(SHAPES[name]), expected={}, probe=True, singly=True)
+
+
+class Switched(nn.Module):
+    """A head that only training sees, switched on by `train` itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.helper, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1), nn.Conv2d(8, 2, 1)
+        self.helps = True
+
+    def train(self, mode: bool = True) -> "Switched":
+        self.helps = mode
+        return super().train(mode)
+
+    def forward(self, image: Tensor) -> list[Tensor]:
+        features = F.relu(self.conv(image))
+        return [self.last(features), self.helper(features)] if self.helps else [self.last(features)]
+
+
+@pytest.mark.xfail(reason="training mode is not watched unless code reads `training`", strict=True)
+def test_head_switched_on_by_train() -> None:
+    examine(Switched(), cost=False, expected={"conv": 8})
+
+
+@pytest.mark.xfail(reason="the probe runs without arithmetic, on zeros", strict=True)
+def test_operator_that_raises_on_zeros() -> None:
+    """What the probe reports must come from the cut, not from the probe."""
+    body = Sandwich(
+        lambda m, x: x * (torch.multinomial(m.one(x).exp().log().abs().flatten(1), 1) >= 0).view(-1, 1, 1, 1)
+    )
+    body.one = nn.Conv2d(8, 2, 1)
+    examine(body, expected={"first": 8}, probe=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from secateur.channels.cost import Cost, CostRow, savings, total
 from secateur.channels.labels import Role
-from secateur.errors import unknown_name
+from secateur.errors import InvalidPlan, unknown_name
 
 
 @dataclass(frozen=True)
@@ -155,8 +154,6 @@ class ChannelGraph:
                 return group
         frozen = [f for f in self.frozen if f.name == name]
         if frozen:
-            from secateur.errors import InvalidPlan
-
             raise InvalidPlan(f"the channels of {name!r} must stay: each {frozen[0].reason}")
         raise unknown_name("group", name, [g.name for g in self.groups])
 
@@ -199,6 +196,3 @@ class ChannelGraph:
         return (
             f"ChannelGraph({len(self.groups)} groups, {self.num_channels} channels, {len(self.frozen)} frozen layers)"
         )
-
-
-Select = Callable[[str, Any], bool] | Iterable[str] | str

@@ -19,8 +19,8 @@ from secateur.channels.example import Example
 from secateur.channels.groups import ChannelGraph, ChannelGroup
 from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
+from secateur.channels.shapes import ShapesOnly
 from secateur.channels.shrink import copy_model, shrink_
-from secateur.channels.trace import ShapesOnly
 from secateur.channels.verify import compare, run
 
 LARGE = 150_000_000

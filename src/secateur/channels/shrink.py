@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from secateur.channels.cost import is_kept
 from secateur.channels.plan import Plan
-from secateur.channels.trace import memory_format
+from secateur.channels.shapes import memory_format
 from secateur.errors import InvalidModel, InvalidPlan
 
 

@@ -13,8 +13,8 @@ from secateur.channels.example import Example, tensors_within
 from secateur.channels.groups import ChannelGroup
 from secateur.channels.guard import undisturbed
 from secateur.channels.plan import Plan
+from secateur.channels.shapes import EagerMode, has_mask
 from secateur.channels.shrink import copy_model, shrink_
-from secateur.channels.trace import EagerMode, has_mask
 from secateur.errors import NotEquivalent
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}

@@ -1,0 +1,62 @@
+"""Run a network without its arithmetic: what happens to shapes is seen at a fraction of the time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class EagerMode(TorchDispatchMode):
+    """A dispatch mode for code that is not compiled: it need not load the compiler, which takes seconds."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+def shape_only(operator: str, args: tuple[Any, ...]) -> Tensor | None:
+    """Zeros of the shape and layout that a heavy operator would give; None for operators that must run."""
+    if operator == "convolution":
+        data, weight, _, stride, padding, dilation, transposed, output_padding, groups = args
+        channels = weight.shape[1] * groups if transposed else weight.shape[0]
+        shape = [data.shape[0], channels]
+        for i, (size, kernel) in enumerate(zip(data.shape[2:], weight.shape[2:], strict=True)):
+            s, p, d = (values[min(i, len(values) - 1)] for values in (stride, padding, dilation))
+            extent = d * (kernel - 1) + 1
+            last = output_padding[min(i, len(output_padding) - 1)]
+            shape.append((size - 1) * s - 2 * p + extent + last if transposed else (size + 2 * p - extent) // s + 1)
+        if data.shape[1] != (weight.shape[0] if transposed else weight.shape[1] * groups) or min(shape) <= 0:
+            return None
+        formats = {memory_format(data), memory_format(weight)} - {torch.contiguous_format}
+        result = torch.zeros(shape, dtype=data.dtype, device=data.device)
+        return result.to(memory_format=formats.pop()) if formats else result
+    if operator in ("mm", "bmm", "addmm", "baddbmm"):
+        left, right = args[-2:] if len(args) == 2 else args[1:3]
+        if left.shape[-1] == right.shape[-2] and left.shape[:-2] == right.shape[:-2]:
+            return left.new_zeros([*left.shape[:-1], right.shape[-1]])
+    return None
+
+
+def memory_format(tensor: Tensor) -> torch.memory_format:
+    """Contiguous or channels_last, whichever the tensor has."""
+    if not tensor.is_contiguous():
+        for dim, candidate in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+            if tensor.dim() == dim and tensor.is_contiguous(memory_format=candidate):
+                return candidate
+    return torch.contiguous_format
+
+
+class ShapesOnly(EagerMode):
+    """Run a network without its arithmetic: convolutions and matrix products give zeros."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = shape_only(func._schema.name.partition("::")[2], args)
+        return func(*args, **(kwargs or {})) if result is None else result
+
+
+def has_mask(indices: list[Tensor | None]) -> bool:
+    """Whether an index picks by value: then even the shape of the result depends on values."""
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
