@@ -226,3 +226,24 @@ def test_a_layer_of_one_filter_is_counted() -> None:
     graph = examine(Sandwich(lambda m, x: x * m.gate(x).sigmoid(), gate=nn.Conv2d(8, 1, 1)), expected={"first": 8})
     assert {f.name: f.reason for f in graph.frozen}["gate"] == "is the only filter of its layer (in gate)"
     assert graph.num_filters == 8 + 1 + 5
+
+
+@pytest.mark.parametrize("kernel", ["expand", "repeat"])
+def test_one_kernel_for_every_channel(kernel: str) -> None:
+    def body(module: nn.Module, x: Tensor) -> Tensor:
+        one = module.kernel.view(1, 1, 3, 3)
+        many = one.expand(x.shape[1], 1, 3, 3) if kernel == "expand" else one.repeat(x.shape[1], 1, 1, 1)
+        return F.conv2d(x, many, groups=x.shape[1])
+
+    examine(Sandwich(body, kernel=parameter(3, 3)), expected={"first": 8})
+
+
+@pytest.mark.parametrize("name", ["where", "masked_fill", "leaky_relu_", "full"])
+def test_constants_that_keep_zero(name: str) -> None:
+    bodies: dict[str, Body] = {
+        "where": lambda m, x: torch.where(x > 0.3, x, 0.0),
+        "masked_fill": lambda m, x: x.masked_fill(x > 0.3, 0.0),
+        "leaky_relu_": lambda m, x: F.leaky_relu(x.clone(), 0.2, inplace=True),
+        "full": lambda m, x: torch.maximum(x.abs(), torch.full((1,), 0, dtype=x.dtype)),
+    }
+    examine(Sandwich(bodies[name]), expected={"first": 8})

@@ -56,7 +56,8 @@ def analyze(
         _watch(watch, model.eval(), call)
         products = watch.products
         unused_in_evaluation = [leaf for leaf in watch.leaves.values() if not leaf.used]
-        if watch.training_matters:
+        switched = any(type(module).train is not nn.Module.train for module in model.modules())
+        if watch.training_matters or switched:
             try:
                 _watch(watch, model.train(), call.repeated())
             except InvalidExample as error:
@@ -69,6 +70,8 @@ def analyze(
     _freeze_ignored(watch, model, ignore)
     _freeze_unused(watch, unused)
     notes += watch.failures
+    if watch.values_matter:
+        notes.append("the code looks at values: what it does for others than those of this example was not seen")
     graph = build_graph(watch, str(call), tuple(notes))
     if not probe:
         return graph

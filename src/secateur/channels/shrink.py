@@ -25,9 +25,8 @@ def copy_model(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        raise InvalidModel(
-            f"{type(model).__name__} cannot be copied: {error}. Use shrink_ to cut it in place"
-        ) from error
+        remedy = "run it once under torch.no_grad(), or go without copies: analyze(probe=False) and shrink_"
+        raise InvalidModel(f"{type(model).__name__} cannot be copied: {error}. Remedy: {remedy}") from error
 
 
 @torch.no_grad()

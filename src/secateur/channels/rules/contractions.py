@@ -133,6 +133,10 @@ def _grouped(call: Call, source: Axis, weight_axes: list[Axis]) -> tuple[Axis, i
 
 def _by_group(call: Call, source: Axis, lead: Axis, out_each: int) -> Axis:
     """The filters of a convolution whose groups are removed whole, inputs and outputs together."""
+    if lead is UNIFORM and isinstance(source, Tensor) and source.numel() == call["groups"]:
+        # One kernel for every channel, as a blur has it.
+        call.watch.note_size(source, call["groups"])
+        return source.repeat_interleave(out_each)
     if not isinstance(lead, Tensor) or not isinstance(source, Tensor):
         call.freeze(lead, "is part of a grouped convolution over channels that stay")
         call.freeze(source, "is part of a grouped convolution with weights of fixed size")

@@ -86,7 +86,7 @@ class Operator:
         """Look the operator up; `fallback` is the rule for operators that torch tags as pointwise."""
         schema = func._schema
         written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
-        rule = RULES.get(schema.name, fallback if torch.Tag.pointwise in func.tags else None)
+        rule = RULES.get(schema.name, fallback if _is_pointwise(func) else None)
         if any(a.kwarg_only and a.name in written for a in schema.arguments):
             rule = None
         arguments = {a.name: (i, a.default_value) for i, a in enumerate(schema.arguments)}
@@ -95,6 +95,13 @@ class Operator:
         tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
         looks = namespace != "aten" or any(tag in func.tags for tag in tags)
         return Operator(func, name, rule, arguments, written, shares, looks)
+
+
+def _is_pointwise(func: Any) -> bool:
+    """Whether torch tags the operator as pointwise, or, if it works in place, the one that does not."""
+    plain = getattr(torch.ops.aten, func.overloadpacket.__name__.rstrip("_"), None)
+    plain = getattr(plain, func._overloadname, None)
+    return torch.Tag.pointwise in func.tags or (plain is not None and torch.Tag.pointwise in plain.tags)
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:

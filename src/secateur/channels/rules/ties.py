@@ -157,10 +157,8 @@ def like(call: Call) -> None:
 @rule("rand", "randn", "bernoulli_", "uniform_", "normal_", "fill_", "zero_", "random_", "exponential_")
 def fill(call: Call) -> None:
     """Filled with one value or with noise: no index differs from another in kind."""
-    name = call.name
-    zero = name in ("zeros", "new_zeros", "zero_") or (
-        name == "fill_" and not isinstance(call["value"], Tensor) and call["value"] == 0
-    )
+    value = next((call[name] for name in ("fill_value", "value", "s") if call.has(name)), None)
+    zero = call.name in ("zeros", "new_zeros", "zero_") or (not isinstance(value, Tensor) and value == 0)
     for other in call.tensors[1:]:
         call.freeze_axes(other, "tells how to fill a tensor")
     axes: list[Axis] = [UNIFORM] * call.out.dim()
