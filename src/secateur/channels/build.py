@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from secateur.channels.cost import CostRow
 from secateur.channels.groups import ChannelGraph, ChannelGroup, FrozenChannels, Member, SizeAttribute, owner
 from secateur.channels.labels import Role, labels_of
+from secateur.channels.rules import Axis
 from secateur.channels.trace import Leaf, Watch
 
 ROLE_NAMES = {Role.PRODUCES: "produces", Role.PASSES: "passes", Role.CONSUMES: "consumes", Role.UNUSED: "passes"}
@@ -69,18 +70,14 @@ def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...]) -> Channe
     names = [(leaf.name, axis) for leaf, axis in slices.axes]
     axes = {names[number]: on_axis[number] for number in touched}
 
-    def channels_on(axis: object) -> Tensor | None:
-        if not isinstance(axis, Tensor):
-            return None
-        channels = channel_of[component[labels_of(axis)]]
-        return channels if bool((channels >= 0).any()) else None
-
+    wanted = [axis for product in watch.products for axis in product.axes] + [note.codes for note in watch.notes]
+    found = iter(_channels_on(wanted, channel_of, component))
+    products = [(p, tuple(next(found) for _ in p.axes)) for p in watch.products]
     attributes: dict[tuple[str, str, int | None], SizeAttribute] = {}
-    for note in watch.notes:
+    for note, channels in zip(watch.notes, found, strict=True):
         key = (note.module, note.attribute, note.position)
-        channels = channels_on(note.codes) if key not in attributes else None
         if channels is not None:
-            attributes[key] = SizeAttribute(*key, size=note.codes.numel(), channels=channels)
+            attributes.setdefault(key, SizeAttribute(*key, size=note.codes.numel(), channels=channels))
     leaves = list(watch.leaves.values())
     return ChannelGraph(
         groups=groups,
@@ -89,14 +86,28 @@ def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...]) -> Channe
         axes=axes,
         roles={names[number]: slices.axis_roles[number] for number in touched},
         attributes=tuple(attributes.values()),
-        layers=tuple(
-            CostRow(p.module, p.kind, p.volume, tuple(p.sizes), tuple(channels_on(a) for a in p.axes))
-            for p in watch.products
-        ),
+        layers=tuple(CostRow(p.module, p.kind, p.volume, tuple(p.sizes), channels) for p, channels in products),
         sizes=tuple(_size_row(leaf, axes) for leaf in leaves if isinstance(leaf.tensor, nn.Parameter)),
         input=input_text,
         notes=notes,
     )
+
+
+def _channels_on(axes: list[Axis], channel_of: Tensor, component: Tensor) -> list[Tensor | None]:
+    """For each axis the channel number at each index; None for those without any."""
+    codes = [axis for axis in axes if isinstance(axis, Tensor)]
+    if not codes:
+        return [None] * len(axes)
+    lengths = [c.numel() for c in codes]
+    channels = channel_of[component[labels_of(torch.cat(codes))]]
+    number = torch.repeat_interleave(torch.arange(len(codes), device="cpu"), torch.tensor(lengths, device="cpu"))
+    any_on = torch.bincount(number[channels >= 0], minlength=len(codes)).tolist()
+    parts = iter(zip(channels.split(lengths), any_on, strict=True))
+    result: list[Tensor | None] = []
+    for axis in axes:
+        part, count = next(parts) if isinstance(axis, Tensor) else (None, 0)
+        result.append(part if count else None)
+    return result
 
 
 def _size_row(leaf: Leaf, axes: dict[tuple[str, int], Tensor]) -> CostRow:

@@ -56,9 +56,7 @@ def check_model(model: Any, example: Example) -> None:
     if len(places) > 1:
         listed = ", ".join(f"{name!r} on {device}" for device, name in places.items())
         raise InvalidModel(f"the model is spread over several devices ({listed}): move it to one with model.to(device)")
-    for name, tensor in parameters:
-        if tensor.is_floating_point() and tensor.device.type != "meta" and not _is_finite(tensor.detach()):
-            raise InvalidModel(f"parameter {name!r} holds NaN or infinite values: load a sound checkpoint")
+    _check_values(parameters)
     device = next(iter(places))
     if not example.tensors:
         raise InvalidExample(
@@ -69,9 +67,12 @@ def check_model(model: Any, example: Example) -> None:
             raise InvalidExample(f"the model is on {device}, the example on {tensor.device}: move one with .to(...)")
 
 
-def _is_finite(tensor: Tensor) -> bool:
-    # One pass over the values almost always answers; a sum may overflow though every value is finite.
-    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+def _check_values(parameters: list[tuple[str, nn.Parameter]]) -> None:
+    real = [(name, p.detach()) for name, p in parameters if p.is_floating_point() and p.device.type != "meta"]
+    if real and not bool(torch.stack([tensor.sum(dtype=torch.float64) for _, tensor in real]).isfinite().all()):
+        for name, tensor in real:
+            if not bool(tensor.isfinite().all()):
+                raise InvalidModel(f"parameter {name!r} holds NaN or infinite values: load a sound checkpoint")
 
 
 @contextmanager
