@@ -19,8 +19,12 @@ SAMPLES = [-40.0, -3.7, -1.0, -0.6, -0.01, 0.02, 0.4, 1.0, 2.9, 55.0]
 _outcomes: dict[Any, str] = {}
 
 
-@rule("hardswish", "hardswish_", "celu", "celu_", "selu", "_prelu_kernel", "rrelu_with_noise", "dropout")
-@rule("addcmul", "addcdiv", "masked_fill", "masked_fill_", "nan_to_num", "hardtanh_", "feature_dropout")
+# Torch tags most of these as pointwise, but not in every version.
+@rule("relu", "relu_", "leaky_relu", "leaky_relu_", "elu", "elu_", "celu", "celu_", "selu", "selu_", "gelu", "gelu_")
+@rule("silu", "silu_", "mish", "mish_", "sigmoid", "sigmoid_", "tanh", "tanh_", "softplus", "threshold", "threshold_")
+@rule("hardtanh", "hardtanh_", "hardsigmoid", "hardsigmoid_", "hardswish", "hardswish_", "relu6", "relu6_")
+@rule("hardshrink", "softshrink", "_prelu_kernel", "rrelu_with_noise", "dropout", "feature_dropout")
+@rule("addcmul", "addcdiv", "masked_fill", "masked_fill_", "nan_to_num")
 def pointwise(call: Call) -> None:
     """Tie what meets index by index; also serves every operator that torch tags as pointwise."""
     out = call.outputs[0]
