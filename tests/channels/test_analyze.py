@@ -157,6 +157,26 @@ def test_a_head_that_cannot_be_run_is_frozen_with_that_reason() -> None:
     assert any("no target" in note for note in graph.notes)
 
 
+def test_training_mode_may_return_nothing() -> None:
+    class Quiet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = small_network()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor | None:
+            x = self.body(x)
+            return None if self.training else x
+
+    assert [g.size for g in secateur.analyze(Quiet(), IMAGE).groups] == [8, 6]
+    with pytest.raises(secateur.InvalidModel, match=r"output \(NoneType\) holds no tensor"):
+        secateur.analyze(nn.Sequential(small_network(), Nothing()), IMAGE)
+
+
+class Nothing(nn.Module):
+    def forward(self, x: torch.Tensor) -> None:
+        return None
+
+
 def test_a_parameter_never_used_says_so() -> None:
     model = small_network()
     model.spare = nn.Linear(4, 4)

@@ -53,7 +53,10 @@ def analyze(
     say("watching a forward pass")
     unused = "is a parameter never used in this forward pass"
     with undisturbed(model), torch.no_grad():
-        _watch(watch, model.eval(), call)
+        output = _watch(watch, model.eval(), call)
+        if not tensors_within(output):
+            kind = type(output).__name__
+            raise InvalidModel(f"the model's output ({kind}) holds no tensor: return tensors, or containers of them")
         products = watch.products
         unused_in_evaluation = [leaf for leaf in watch.leaves.values() if not leaf.used]
         switched = any(type(module).train is not nn.Module.train for module in model.modules())
@@ -88,8 +91,8 @@ def analyze(
     return graph
 
 
-def _watch(watch: Watch, model: nn.Module, example: Example) -> None:
-    """One watched forward pass; what it returns must stay.
+def _watch(watch: Watch, model: nn.Module, example: Example) -> Any:
+    """One watched forward pass; what it returns must stay, and is returned.
 
     Without the arithmetic if possible; with it where the code looks at values or fails on zeros.
     """
@@ -107,15 +110,12 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> None:
         else:
             if not watch.values_matter:
                 break
-    outputs = tensors_within(output)
-    if not outputs:
-        kind = type(output).__name__
-        raise InvalidModel(f"no tensor is found in the model's output ({kind}): return tensors, or containers of them")
-    for tensor in outputs:
+    for tensor in tensors_within(output):
         state = watch.state(tensor)
         for axis in state.axes if state is not None else ():
             if isinstance(axis, Tensor):
                 watch.table.freeze(axis, "reaches the model's output")
+    return output
 
 
 def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:
