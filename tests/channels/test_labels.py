@@ -80,3 +80,5 @@ def test_a_branch_taken_by_value_is_the_one_that_is_analysed() -> None:
     frozen = {f.name: f.reason for f in graph.frozen}
     assert "bright" in frozen
     assert {row.name for row in graph.layers} == {"first", "bright"}
+    assert frozen["dark"] == "is a parameter never used in this forward pass"
+    assert any("the code looks at values" in note and "never run: dark" in note for note in graph.notes)

@@ -74,7 +74,9 @@ def analyze(
     _freeze_unused(watch, unused)
     notes += watch.failures
     if watch.values_matter:
-        notes.append("the code looks at values: what it does for others than those of this example was not seen")
+        silent = sorted({owner(leaf.name) for leaf in watch.leaves.values() if not leaf.used})
+        text = "the code looks at values: what it does for others than those of this example was not seen"
+        notes.append(f"{text}; never run: {', '.join(silent)}" if silent else text)
     graph = build_graph(watch, str(call), tuple(notes))
     if not probe:
         return graph
@@ -97,8 +99,11 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> Any:
     Without the arithmetic if possible; with it where the code looks at values or fails on zeros.
     """
     output = None
+    used = [leaf.used for leaf in watch.leaves.values()]
     for watch.shapes_only in (True, False):
         watch.products = []
+        for leaf, before in zip(watch.leaves.values(), used, strict=True):
+            leaf.used = before
         try:
             with watch.following_modules(), watch:
                 output = example.copied()(model)
