@@ -54,7 +54,9 @@ def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...]) -> Channe
     active = torch.zeros(num_components, dtype=torch.bool, device="cpu")
     active[slices.component[slices.role >= Role.PASSES]] = True
     reasons, why = _reasons(watch, component, num_components)
-    pairs, counts = torch.unique(slices.component * len(slices.axes) + slices.axis, return_counts=True)
+    pair_of = slices.component * len(slices.axes) + slices.axis
+    by_component = torch.argsort(pair_of, stable=True)
+    pairs, counts = torch.unique_consecutive(pair_of[by_component], return_counts=True)
     pair_component, pair_axis = pairs // len(slices.axes), pairs % len(slices.axes)
     whole = pair_component[(counts == slices.lengths[pair_axis]) & (active & (why < 0))[pair_component]]
     reasons.append("hangs together with every other channel of its layer")
@@ -62,7 +64,7 @@ def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...]) -> Channe
     chosen = active & (why < 0)
     group_of = _group(pair_component, pair_axis, counts, chosen)
     squeezed = {c for codes in watch.squeezed for c in component[labels_of(codes)].unique().tolist()}
-    groups, channel_of = _gather(group_of, chosen, slices, _inexact(watch, component), squeezed)
+    groups, channel_of = _gather(group_of, chosen, slices, by_component, _inexact(watch, component), squeezed)
 
     channel_at = channel_of[slices.component]
     touched = torch.unique(slices.axis[channel_at >= 0]).tolist()
@@ -162,7 +164,12 @@ def _group(component: Tensor, axis: Tensor, counts: Tensor, chosen: Tensor) -> T
 
 
 def _gather(
-    group_of: Tensor, chosen: Tensor, slices: Slices, inexact: dict[int, str], squeezed: set[int]
+    group_of: Tensor,
+    chosen: Tensor,
+    slices: Slices,
+    by_component: Tensor,
+    inexact: dict[int, str],
+    squeezed: set[int],
 ) -> tuple[tuple[ChannelGroup, ...], Tensor]:
     """The groups, and for every component its channel number or -1."""
     channel_of = torch.full(chosen.shape, -1, dtype=torch.long, device="cpu")
@@ -171,16 +178,20 @@ def _gather(
     channel_of[order] = torch.arange(order.numel(), device="cpu")
     sizes = torch.bincount(group_of[components]).tolist() if components.numel() else []
 
-    rows = (channel_of[slices.component] >= 0).nonzero()[:, 0]
-    block = group_of[slices.component[rows]] * len(slices.axes) + slices.axis[rows]
-    position = torch.argsort(block * (order.numel() + 1) + channel_of[slices.component[rows]], stable=True)
-    blocks, lengths = torch.unique_consecutive(block[position], return_counts=True)
-    members: list[list[Member]] = [[] for _ in sizes]
-    for number, indices in zip(blocks.tolist(), slices.index[rows[position]].split(lengths.tolist()), strict=True):
-        group, axis_number = divmod(number, len(slices.axes))
-        leaf, axis = slices.axes[axis_number]
-        role = ROLE_NAMES[slices.axis_roles[axis_number]]
-        members[group].append(Member(leaf.name, axis, role, indices.view(sizes[group], -1)))
+    widths = torch.bincount(slices.component, minlength=chosen.numel())
+    first = torch.cumsum(widths, 0) - widths
+    members: list[list[Member]] = []
+    for part in order.split(sizes):
+        # The slices of each component lie together, ordered by axis, and alike for all components of a group.
+        rows = by_component[first[part, None] + torch.arange(int(widths[part[0]]), device="cpu")]
+        axes, counts = torch.unique_consecutive(slices.axis[rows[0]], return_counts=True)
+        columns = slices.index[rows].split(counts.tolist(), dim=1)
+        members.append(
+            [
+                Member(slices.axes[a][0].name, slices.axes[a][1], ROLE_NAMES[slices.axis_roles[a]], indices)
+                for a, indices in zip(axes.tolist(), columns, strict=True)
+            ]
+        )
 
     vectors = {leaf.name for leaf, _ in slices.axes if leaf.tensor.dim() == 1}
     groups = []
