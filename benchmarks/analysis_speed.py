@@ -43,7 +43,8 @@ turns, each on a fresh copy of the network that is made outside the timed part. 
 - with probe: the same with `analyze(probe=True)`, the default
 - Torch-Pruning: the pruner's constructor, which builds the graph, and one global step at the same ratio, by group
   magnitude, with the last layer excluded by hand
-- Torch-Pruning, random: the same with a random ranking, which is what `Plan.drop` has"""
+- Torch-Pruning, random: the same with a random ranking, which is what `Plan.drop` has
+- its graph alone: what the constructor does first, and a user who wants to look at the groups does by itself"""
 
 Seconds = dict[str, list[float]]
 Work = Callable[[nn.Module, Tensor], None]
@@ -72,11 +73,16 @@ def torch_pruning_by(importance: Callable[[], Any]) -> Work:
     return prune
 
 
+def torch_pruning_graph(model: nn.Module, example: Tensor) -> None:
+    torch_pruning.DependencyGraph().build_dependency(model, example_inputs=example)
+
+
 OURS: dict[str, Work] = {"Secateur": secateur_without_probe, "with probe": secateur_with_probe}
 PEERS: dict[str, Work] = {
     "Torch-Pruning": torch_pruning_by(torch_pruning.importance.GroupMagnitudeImportance),
     "Torch-Pruning, random": torch_pruning_by(torch_pruning.importance.RandomImportance),
 }
+GRAPH: dict[str, Work] = {"its graph alone": torch_pruning_graph}
 
 
 def measure(name: str, contestants: dict[str, Work], repeats: int) -> Seconds:
@@ -115,8 +121,8 @@ def report(runs: list[dict[str, Any]], growth: list[dict[str, Any]], repeats: in
         METHOD,
     ]
     if runs:
-        lines += ["", "| network | " + " | ".join([*OURS, *PEERS]) + " | times faster | than random |"]
-        lines.append("|---" + "|---:" * (len(OURS) + len(PEERS) + 2) + "|")
+        lines += ["", "| network | " + " | ".join([*OURS, *PEERS, *GRAPH]) + " | times faster | than random |"]
+        lines.append("|---" + "|---:" * (len(OURS) + len(PEERS) + len(GRAPH) + 2) + "|")
         for run in runs:
             medians = {contestant: median(values) for contestant, values in run["seconds"].items()}
             ratios = [medians[peer] / medians["Secateur"] for peer in PEERS]
@@ -148,9 +154,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="PATH", help="write every measured value there")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    warm_up(OURS | PEERS)
+    warm_up(OURS | PEERS | GRAPH)
     runs = [
-        {"network": name, "seconds": measure(name, OURS | PEERS, options.repeats)}
+        {"network": name, "seconds": measure(name, OURS | PEERS | GRAPH, options.repeats)}
         for name in options.networks or NETWORKS
     ]
     growth = [

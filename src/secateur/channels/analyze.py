@@ -124,6 +124,8 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> Any:
 
 
 def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:
+    if not callable(ignore) and not ignore:
+        return
     modules = dict(model.named_modules())
     if callable(ignore):
         chosen = {name for name, module in modules.items() if ignore(name, module)}
@@ -135,8 +137,6 @@ def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:
             if not matching:
                 raise unknown_name("layer", pattern, [name for name in modules if name])
             chosen |= matching
-    if not chosen:
-        return
     roles = watch.table.roles()
     for leaf in watch.leaves.values():
         path = owner(leaf.name) if "." in leaf.name else ""

@@ -86,10 +86,10 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for value in saved.values()
         if type(value) in (dict, list, set)
     ]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    devices = sorted(
-        {t.device.index for t in model.parameters() if t.device.type == "cuda" and t.device.index is not None}
-    )
+    held = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in {id(b): b for b in held}.values()]
+    weights = [weight for module in modules for weight in module._parameters.values() if weight is not None]
+    devices = sorted({t.device.index for t in weights if t.device.type == "cuda" and t.device.index is not None})
     with torch.random.fork_rng(devices=devices):
         try:
             yield
