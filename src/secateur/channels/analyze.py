@@ -116,10 +116,7 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> Any:
             if not watch.values_matter:
                 break
     for tensor in tensors_within(output):
-        state = watch.state(tensor)
-        for axis in state.axes if state is not None else ():
-            if isinstance(axis, Tensor):
-                watch.table.freeze(axis, "reaches the model's output")
+        watch.freeze(watch.state(tensor), "reaches the model's output")
     return output
 
 
@@ -159,5 +156,5 @@ def _freeze_unused(watch: Watch, reason: str) -> None:
         if leaf.tensor.numel() and leaf.tensor.layout is torch.strided:
             other = owners.setdefault(leaf.tensor.untyped_storage()._cdata, leaf)
             if other is not leaf:
-                watch.freeze_leaf(leaf, f"shares memory with {other.name}")
-                watch.freeze_leaf(other, f"shares memory with {leaf.name}")
+                watch.freeze(leaf.state, f"shares memory with {other.name}")
+                watch.freeze(other.state, f"shares memory with {leaf.name}")

@@ -14,8 +14,6 @@ from secateur.channels.labels import Role, labels_of
 from secateur.channels.rules import Axis
 from secateur.channels.trace import Leaf, Watch
 
-ROLE_NAMES = {Role.PRODUCES: "produces", Role.PASSES: "passes", Role.CONSUMES: "consumes", Role.UNUSED: "passes"}
-
 
 @dataclass(frozen=True)
 class Slices:
@@ -188,7 +186,7 @@ def _gather(
         columns = slices.index[rows].split(counts.tolist(), dim=1)
         members.append(
             [
-                Member(slices.axes[a][0].name, slices.axes[a][1], ROLE_NAMES[slices.axis_roles[a]], indices)
+                Member(slices.axes[a][0].name, slices.axes[a][1], slices.axis_roles[a].word, indices)
                 for a, indices in zip(axes.tolist(), columns, strict=True)
             ]
         )

@@ -25,6 +25,11 @@ class Role(IntEnum):
     PASSES = 2
     PRODUCES = 3
 
+    @property
+    def word(self) -> str:
+        """As plans and members say it; what no operator has marked is passed on."""
+        return "passes" if self is Role.UNUSED else self.name.lower()
+
 
 def labels_of(codes: Tensor) -> Tensor:
     return codes >> 1

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from secateur.channels.cost import Cost, is_kept
 from secateur.channels.groups import ChannelGraph, ChannelGroup
-from secateur.channels.labels import Role
 from secateur.errors import InvalidPlan
 
 VERSION = 1
@@ -121,12 +120,10 @@ class Plan:
 
         The masked network has zeros where the role is "produces" or "passes"; "consumes" is untouched there.
         """
-        names = {Role.PRODUCES: "produces", Role.CONSUMES: "consumes"}
         for (tensor, axis), indices in self.remaining.items():
             stays = torch.zeros(self.graph.shapes[tensor][axis], dtype=torch.bool, device="cpu")
             stays[indices] = True
-            role = names.get(self.graph.roles[tensor, axis], "passes")
-            yield tensor, axis, (~stays).nonzero()[:, 0].tolist(), role
+            yield tensor, axis, (~stays).nonzero()[:, 0].tolist(), self.graph.roles[tensor, axis].word
 
     def to_json(self) -> str:
         groups = {

@@ -136,17 +136,17 @@ class Watch(EagerMode):
 
     def _give_up(self, call: Call, reason: str) -> None:
         """Nothing is known of what this call does: all channels involved stay, so that no size changes."""
-        for state in (self.state(tensor) for tensor in call.tensors):
-            for axis in state.axes if state is not None else ():
-                call.freeze(axis, reason)
+        for tensor in call.tensors:
+            self.freeze(self.state(tensor), self.located(reason))
         for tensor in [*call.outputs, *call.operator.written_tensors(call.args, call.kwargs)]:
             self.put(tensor, State([None] * tensor.dim()))
 
     def leaf(self, name: str) -> Leaf:
         return next(leaf for leaf in self.leaves.values() if leaf.name == name)
 
-    def freeze_leaf(self, leaf: Leaf, reason: str) -> None:
-        for axis in leaf.state.axes:
+    def freeze(self, state: State | None, reason: str) -> None:
+        """Whatever channels a tensor carries stay."""
+        for axis in state.axes if state is not None else ():
             if isinstance(axis, Tensor):
                 self.table.freeze(axis, reason)
 
@@ -200,9 +200,7 @@ class Watch(EagerMode):
             if id(tensor) not in self.leaves:
                 tensor._secateur_state = State([None] * tensor.dim())  # pyright: ignore[reportAttributeAccessIssue]
         for state in states:
-            for axis in state.axes:
-                if isinstance(axis, Tensor):
-                    self.table.freeze(axis, reason)
+            self.freeze(state, reason)
 
     def located(self, reason: str) -> str:
         name = self.modules.get(id(self._stack[-1]), "")
@@ -286,10 +284,7 @@ def escapes_seen(watch: Watch) -> Iterator[None]:
     def wrapped(original: Any) -> Any:
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             watch.values_matter = True
-            state = watch.state(tensor)
-            for axis in state.axes if state is not None else ():
-                if isinstance(axis, Tensor):
-                    watch.table.freeze(axis, watch.located("is read by Python code"))
+            watch.freeze(watch.state(tensor), watch.located("is read by Python code"))
             return original(tensor, *args, **kwargs)
 
         return read

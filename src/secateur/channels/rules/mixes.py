@@ -180,9 +180,7 @@ def spatial(call: Call) -> None:
     axes = call.axes(tensor)
     num_spatial = next(int(c) for c in reversed(call.name) if c.isdigit())
     for dim in range(tensor.dim() - num_spatial, tensor.dim()):
-        if isinstance(axes[dim], Tensor):
-            call.freeze(axes[dim], "passes a spatial operator across its own axis")
-        axes[dim] = None
+        axes[dim] = call.lose(axes[dim], "passes a spatial operator across its own axis")
     call.put_all(axes)
 
 

@@ -114,7 +114,6 @@ def index(call: Call) -> None:
     """Advanced indexing: indexed axes stay, the others follow in their order."""
     tensor = call["self"]
     axes = call.axes(tensor)
-    rest: list[Axis] = []
     indexed: list[int] = []
     dim = 0
     for chosen in call["indices"]:
