@@ -59,4 +59,8 @@ class ShapesOnly(EagerMode):
 
 def has_mask(indices: list[Tensor | None]) -> bool:
     """Whether an index picks by value: then even the shape of the result depends on values."""
-    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+    return any(index is not None and is_mask(index) for index in indices)
+
+
+def is_mask(index: Tensor) -> bool:
+    return index.dtype in (torch.bool, torch.uint8)

@@ -7,11 +7,11 @@ stays right; unequal ones stay as they are unless a size attribute of the runnin
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from secateur.channels.labels import is_alive, with_alive
 from secateur.channels.rules.registry import UNIFORM, Axis, Call, positive, rule
+from secateur.channels.shapes import is_mask
 
 
 @rule(
@@ -120,7 +120,7 @@ def index(call: Call) -> None:
         covered = 1
         if chosen is not None:
             call.freeze_axes(chosen, "is used as an index")
-            covered = chosen.dim() if chosen.dtype in (torch.bool, torch.uint8) else 1
+            covered = chosen.dim() if is_mask(chosen) else 1
             for axis in axes[dim : dim + covered]:
                 call.freeze(axis, "is picked by its number")
             indexed.extend(range(dim, dim + covered))
@@ -144,7 +144,7 @@ def index_put(call: Call) -> None:
     """Rows written by index, as detectors gather what several levels give: the other axes go on."""
     target, values, indices = call["self"], call["values"], call["indices"]
     axes = call.axes(target)
-    num_indexed = sum(i.dim() if i is not None and i.dtype in (torch.bool, torch.uint8) else 1 for i in indices)
+    num_indexed = sum(i.dim() if i is not None and is_mask(i) else 1 for i in indices)
     if any(chosen is None for chosen in indices):
         num_indexed = len(axes)
     for chosen in indices:
