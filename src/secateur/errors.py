@@ -17,6 +17,22 @@ class InvalidPlan(SecateurError, ValueError):
     """The plan does not fit the graph, or asks for what must not be cut."""
 
 
+class InvalidSetting(SecateurError, ValueError):
+    """A setting is out of range, or does not go with another."""
+
+
+class UnreachableBudget(SecateurError, ValueError):
+    """The floors do not allow the network to get as small as asked."""
+
+
+class InvalidTask(SecateurError, ValueError):
+    """The data, the loss or the metrics of a task are not what training needs."""
+
+
+class InvalidOptimizer(SecateurError, ValueError):
+    """The optimizer does not hold the parameters it should."""
+
+
 class UnknownName(SecateurError, KeyError):
     """A name that does not exist; the message suggests near ones."""
 

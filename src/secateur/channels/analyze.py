@@ -116,7 +116,9 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> Any:
             if not watch.values_matter:
                 break
     for tensor in tensors_within(output):
-        watch.freeze(watch.state(tensor), "reaches the model's output")
+        state = watch.state(tensor)
+        watch.freeze(state, "reaches the model's output")
+        watch.layers.final |= state.made if state is not None else frozenset()
     return output
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -12,6 +13,7 @@ from secateur.channels.cost import CostRow
 from secateur.channels.groups import ChannelGraph, ChannelGroup, FrozenChannels, Member, SizeAttribute, owner
 from secateur.channels.labels import Role, labels_of
 from secateur.channels.rules import Axis
+from secateur.channels.sites import Site
 from secateur.channels.trace import Leaf, Watch
 
 
@@ -70,14 +72,19 @@ def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...]) -> Channe
     names = [(leaf.name, axis) for leaf, axis in slices.axes]
     axes = {names[number]: on_axis[number] for number in touched}
 
-    wanted = [axis for product in watch.products for axis in product.axes] + [note.codes for note in watch.notes]
+    wanted: list[Axis] = [axis for product in watch.products for axis in product.axes]
+    wanted += [note.codes for note in watch.notes]
+    wanted += [layer.codes for layer in (*watch.layers.chosen, *watch.layers.barred)]
     found = iter(_channels_on(wanted, channel_of, component))
     products = [(p, tuple(next(found) for _ in p.axes)) for p in watch.products]
     attributes: dict[tuple[str, str, int | None], SizeAttribute] = {}
-    for note, channels in zip(watch.notes, found, strict=True):
+    for note, channels in zip(watch.notes, found, strict=False):
         key = (note.module, note.attribute, note.position)
         if channels is not None:
             attributes.setdefault(key, SizeAttribute(*key, size=note.codes.numel(), channels=channels))
+    sites = [replace(layer.site, channels=on) for layer in watch.layers.chosen if (on := next(found)) is not None]
+    barred = [(layer.obstacle or "", on) for layer in watch.layers.barred if (on := next(found)) is not None]
+    final = [name for key in sorted(watch.layers.final) for name in watch.layers.filters[key].parameters]
     leaves = list(watch.leaves.values())
     return ChannelGraph(
         groups=groups,
@@ -88,9 +95,28 @@ def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...]) -> Channe
         attributes=tuple(attributes.values()),
         layers=tuple(CostRow(p.module, p.kind, p.volume, tuple(p.sizes), channels) for p, channels in products),
         sizes=tuple(_size_row(leaf, axes) for leaf in leaves if isinstance(leaf.tensor, nn.Parameter)),
+        sites=tuple(sites),
+        ungated=_ungated(groups, sites, barred),
+        final=tuple(dict.fromkeys(final)),
         input=input_text,
         notes=notes,
     )
+
+
+def _ungated(groups: Sequence[ChannelGroup], sites: list[Site], barred: list[tuple[str, Tensor]]) -> dict[str, str]:
+    """The groups that no factor can switch off, with the reason."""
+    number = torch.repeat_interleave(torch.tensor([group.size for group in groups], dtype=torch.long, device="cpu"))
+    covered = torch.zeros(len(groups), dtype=torch.bool, device="cpu")
+    for site in sites:
+        covered[number[site.channels[site.channels >= 0]]] = True
+    found = {
+        groups[index].name: "is not made by a layer whose weight could take up a factor"
+        for index in (~covered).nonzero()[:, 0].tolist()
+    }
+    for obstacle, channels in barred:
+        for index in number[channels[channels >= 0]].unique().tolist():
+            found[groups[index].name] = obstacle
+    return found
 
 
 def _channels_on(axes: list[Axis], channel_of: Tensor, component: Tensor) -> list[Tensor | None]:

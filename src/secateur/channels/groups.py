@@ -11,6 +11,7 @@ from torch import Tensor
 
 from secateur.channels.cost import Cost, CostRow, savings, total
 from secateur.channels.labels import Role
+from secateur.channels.sites import Site
 from secateur.errors import InvalidPlan, unknown_name
 
 
@@ -103,6 +104,12 @@ class ChannelGraph:
     """Multiply-adds, one row per operator call."""
     sizes: tuple[CostRow, ...]
     """Parameters, one row per parameter."""
+    sites: tuple[Site, ...]
+    """Where the channels' factors can sit."""
+    ungated: dict[str, str]
+    """Groups that no factor can switch off, with the reason."""
+    final: tuple[str, ...]
+    """Parameters of the layers whose output is the model's."""
     input: str
     """The example in words."""
     notes: tuple[str, ...] = ()

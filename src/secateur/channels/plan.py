@@ -64,6 +64,11 @@ class Plan:
         parts = zip(self.graph.axes, flags.split(lengths.tolist()), lost, strict=True)
         return {axis: part.nonzero()[:, 0] for axis, part, count in parts if count}
 
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """What is left of a tensor."""
+        whole = enumerate(self.graph.shapes[tensor])
+        return tuple(left.numel() if (left := self.remaining.get((tensor, d))) is not None else n for d, n in whole)
+
     @classmethod
     def keep(cls, graph: ChannelGraph, groups: Mapping[str, Iterable[int]]) -> Plan:
         """Keep these channels of these groups, and everything else whole."""

@@ -30,23 +30,27 @@ def copy_model(model: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def shrink_(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
+def shrink_(
+    model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None = None, since: Plan | None = None
+) -> nn.Module:
     """Cut the model in place and return it.
 
     Parameters and buffers remain the same objects with smaller contents, so that tied ones stay tied and the optimizer
     keeps its hold on them; gradients and the optimizer's per-element state are cut by the same indices.
+
+    since: the plan of the same graph by which the model has already been cut; this one must keep no more.
     """
     tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    cuts = _cuts(plan, since)
     for name, shape in plan.graph.shapes.items():
         if name not in tensors:
             raise InvalidPlan(f"the plan was made for a network with {name!r}, which this one lacks")
+        if since is not None:
+            shape = since.shape(name)
         if tuple(tensors[name].shape) != shape:
             raise InvalidPlan(
                 f"the plan was made for {name!r} of shape {shape}, found {tuple(tensors[name].shape)}: already cut?"
             )
-    cuts: dict[str, dict[int, Tensor]] = {}
-    for (name, axis), indices in plan.remaining.items():
-        cuts.setdefault(name, {})[axis] = indices
     for name, indices in cuts.items():
         tensor = tensors[name]
         shape = tensor.shape
@@ -54,7 +58,12 @@ def shrink_(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | Non
             _cut_optimizer(optimizer, tensor, indices)
         gradient = tensor.grad
         tensor.grad = None
-        tensor.data = cut(tensor.data, shape, indices)
+        smaller = cut(tensor.data, shape, indices)
+        if tensor.requires_grad:
+            # A loss of an earlier step may still be around, and with it what autograd noted about the old shape.
+            # Torch drops that note on a change of type.
+            tensor.data = smaller.new_empty(0, dtype=torch.float16 if tensor.dtype != torch.float16 else torch.float32)
+        tensor.data = smaller
         if gradient is not None:
             tensor.grad = cut(gradient, shape, indices)
     modules = dict(model.named_modules())
@@ -65,6 +74,19 @@ def shrink_(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | Non
     for module in modules.values():
         _refresh(module)
     return model
+
+
+def _cuts(plan: Plan, since: Plan | None) -> dict[str, dict[int, Tensor]]:
+    """The indices to keep, by tensor and axis, counted in the network as it stands."""
+    if since is not None and (since.graph is not plan.graph or bool((plan.kept & ~since.kept).any())):
+        raise InvalidPlan("the plan keeps channels that were cut before: start from the whole network")
+    cuts: dict[str, dict[int, Tensor]] = {}
+    for (name, axis), indices in plan.remaining.items():
+        before = since.remaining.get((name, axis)) if since is not None else None
+        if before is None or before.numel() > indices.numel():
+            here = indices if before is None else torch.searchsorted(before, indices)
+            cuts.setdefault(name, {})[axis] = here
+    return cuts
 
 
 def cut(tensor: Tensor, shape: torch.Size, indices: dict[int, Tensor]) -> Tensor:

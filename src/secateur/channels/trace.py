@@ -20,6 +20,7 @@ from secateur.channels.rules import UNIFORM, Axis, Call, State
 from secateur.channels.rules.registry import Operator, Rule, tensors_in
 from secateur.channels.rules.ties import pointwise
 from secateur.channels.shapes import EagerMode, has_mask, shape_only
+from secateur.channels.sites import Layers
 
 
 @dataclass
@@ -77,6 +78,7 @@ class Watch(EagerMode):
         self.failures: list[str] = []
         self.leaves: dict[int, Leaf] = {}
         self.modules = {id(module): name for name, module in reversed(list(model.named_modules()))}
+        self.layers = Layers(model, self.modules)
         self._stack: list[nn.Module] = [model]
         self._families: dict[int, list[weakref.ref[Tensor]]] = {}
         self._operators: dict[Any, Operator] = {}
@@ -86,7 +88,8 @@ class Watch(EagerMode):
         codes = iter(self.table.allocate(sum(sizes)).split(sizes))
         for name, tensor in reversed(tensors.values()):
             axes: list[Axis] = [next(codes) for _ in tensor.shape]
-            self.leaves[id(tensor)] = Leaf(name, tensor, State(axes, weights=True))
+            leaf = self.leaves[id(tensor)] = Leaf(name, tensor, State(axes, weights=True))
+            leaf.state.origin = leaf
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -219,6 +222,21 @@ class Watch(EagerMode):
         axes, sizes = [axis for axis, _ in factors], [size for _, size in factors]
         name = self.modules.get(id(self._stack[-1]), "")
         self.products.append(Product(name, call.name, volume, sizes, axes))
+
+    def add_filters(self, weight: Tensor, codes: Axis, bias: Tensor | None, along: bool) -> str:
+        """A layer has run: remember it among `layers`."""
+        leaf = self._origin(weight)
+        trains = weight.requires_grad if leaf is None else leaf.tensor.requires_grad
+        return self.layers.add_filters(self._stack[-1], leaf, trains, codes, bias, along)
+
+    def add_norm(self, codes: Axis, weight: Tensor | None, bias: Tensor | None) -> bool:
+        """A batch norm has run: remember it among `layers`; whether it can carry a factor per channel."""
+        leaf = self._origin(weight)
+        return (leaf is None) == (weight is None) and self.layers.add_norm(self._stack[-1], leaf, codes, bias)
+
+    def _origin(self, tensor: Tensor | None) -> Leaf | None:
+        state = self.state(tensor) if tensor is not None else None
+        return state.origin if state is not None else None
 
     def note_size(self, axis: Axis, size: int) -> bool:
         """Note attributes of the running module that equal this number of channels; whether there are any."""

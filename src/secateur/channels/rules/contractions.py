@@ -12,6 +12,7 @@ from secateur.channels.rules.registry import UNIFORM, Axis, Call, positive, rule
 
 def contract(call: Call, left: Tensor, left_axis: Axis, right: Tensor, right_axis: Axis) -> None:
     """Two axes are multiplied and summed: a channel can go if one side is zero for it."""
+    call.expose()
     if isinstance(left_axis, Tensor) and isinstance(right_axis, Tensor):
         call.table.tie(left_axis, right_axis)
         left_weights, right_weights = call.is_weights(left), call.is_weights(right)
@@ -40,6 +41,7 @@ def contract(call: Call, left: Tensor, left_axis: Axis, right: Tensor, right_axi
 
 def consume(call: Call, codes: Tensor) -> None:
     """These elements are summed up; the ones that are not zero without their channel must stay."""
+    call.expose()
     if any_alive(codes):
         alive = codes[is_alive(codes)]
         call.freeze(alive, f"does not stay zero{call.watch.woken_by(alive[0])} on the way to its consumer")
@@ -56,6 +58,21 @@ def produce(call: Call, weight: Tensor, dim: int, axis: Axis) -> None:
     elif weight.shape[dim] == 1 and isinstance(only, Tensor):
         call.table.mark(only, Role.PRODUCES)
         call.freeze(only, "is the only filter of its layer")
+
+
+def made_by(
+    call: Call, weight: Tensor, codes: Axis, bias: Tensor | None, along: bool = True, carries: bool = False
+) -> None:
+    """The result comes from the filters of this weight.
+
+    along: these are the codes of one axis of the weight, the one along which its filters lie.
+    carries: each filter reads its own channel alone, so that what made the argument shows in the result.
+    """
+    if call.is_weights(weight) and not all(call.is_weights(t) for t in call.tensors):
+        name = call.watch.add_filters(weight, codes, bias, along)
+        if call.watch.layers.filters[name].trains:
+            call.made = frozenset({name})
+        call.bare = frozenset({name}) | (call.bare if carries else frozenset())
 
 
 def add_bias(call: Call, axis: Axis, bias: Tensor | None) -> Axis:
@@ -95,6 +112,10 @@ def convolution(call: Call) -> None:
     else:
         source, num_in, outer = _grouped(call, data_axes[1], weight_axes)
     produce(call, weight, 1 if transposed else 0, outer)
+    by_group = groups > 1 and source is None
+    plain = not transposed or groups == 1 or (by_group and weight.shape[1] == 1 == num_in)
+    filters = weight_axes[1 if transposed and groups == 1 else 0] if plain else outer
+    made_by(call, weight, filters, bias, along=plain, carries=by_group)
     grid = zip(space, (data if transposed else call.out).shape[2:], strict=True)
     channels = [(source, num_in), (outer, call.out.shape[1])]
     call.watch.count(call, prod(weight.shape[2:]), [(data_axes[0], data.shape[0]), *channels, *grid])
@@ -163,9 +184,11 @@ def matrix_product(call: Call, left: Tensor, right: Tensor, bias: Tensor | None 
     """(..., n, k) x (..., k, m) with equal batch axes, or a vector in place of either matrix."""
     left_axes, right_axes = call.axes(left), call.axes(right)
     contract(call, left, left_axes[-1], right, right_axes[-2] if right.dim() > 1 else right_axes[-1])
+    call.bare = frozenset()
     for tensor, dim in ((left, -2), (right, -1)):
         if tensor.dim() > 1:
             produce(call, tensor, dim, call.axes(tensor)[dim])
+            made_by(call, tensor, call.axes(tensor)[dim], bias)
     axes = [_tie_batch(call, a, b) for a, b in zip(left_axes[:-2], right_axes[:-2], strict=False)]
     batch = list(zip(axes, left.shape[:-2], strict=False))
     ends: list[tuple[Axis, int]] = []
@@ -215,6 +238,7 @@ def embedding(call: Call) -> None:
     call.freeze_axes(indices, "is used as an index")
     if isinstance(column_axis, Tensor):
         call.table.mark(column_axis, Role.PRODUCES)
+    made_by(call, weight, column_axis, None, along=False)
     call.put(call.out, [*([None] * indices.dim()), column_axis], consumes=True)
 
 

@@ -43,6 +43,8 @@ def batch_norm(call: Call) -> None:
             call.watch.training_matters |= isinstance(axis, Tensor)
             seen = call.mix(axis, "passes a batch norm across its own axis") if batch_statistics else axis
             axes[dim] = with_alive(seen, True) if isinstance(seen, Tensor) and not call.is_weights(data) else seen
+    if call.watch.add_norm(codes, *affine):
+        call.bare = frozenset()
     call.put(call.outputs[0], axes)
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from secateur.channels.labels import Role, with_alive
+from secateur.channels.labels import Role, is_alive, with_alive
 
 if TYPE_CHECKING:
-    from secateur.channels.trace import Watch
+    from secateur.channels.trace import Leaf, Watch
 
 Rule = Callable[["Call"], None]
 RULES: dict[str, Rule] = {}
@@ -39,6 +39,16 @@ class State:
     """Made of parameters and buffers alone."""
     zero: bool = False
     """Filled with zeros."""
+    origin: Leaf | None = None
+    """The parameter or buffer that this is, perhaps seen through a view or a cast."""
+    made: frozenset[str] = frozenset()
+    """The layers that computed these values, by the names under which `Layers.filters` knows them."""
+    bare: frozenset[str] = frozenset()
+    """Those of them whose removed filters are zeros here, with no batch norm on the way."""
+
+
+LOOKS = {"t", "transpose", "permute", "view", "_unsafe_view", "reshape", "_to_copy", "alias", "detach", "clone"}
+"""Operators whose result is still the parameter they are given."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -133,6 +143,10 @@ class Call:
         self.tensors = tensors_in(args) + tensors_in(kwargs.values())
         """Every tensor among the arguments, lists included."""
         self.outputs = tensors_in(out if isinstance(out, (tuple, list)) else (out,))
+        states = [state for t in self.tensors if (state := watch.state(t)) is not None]
+        self.made = frozenset().union(*(state.made for state in states))
+        """The layers that computed the result; as those of the arguments unless the rule knows better."""
+        self.bare = frozenset().union(*(state.bare for state in states))
 
     def __getitem__(self, name: str) -> Any:
         position, default = self.operator.arguments[name]
@@ -173,7 +187,12 @@ class Call:
                     for axis in self.axes(met):
                         if isinstance(axis, Tensor):
                             self.table.mark(axis, Role.PASSES)
-        self.watch.put(tensor, State(axes, weights=weights, zero=zero))
+        origin = self.watch.state(self.tensors[0]) if weights and self.name in LOOKS else None
+        bare = self.bare
+        if bare and any(isinstance(axis, Tensor) and bool(is_alive(axis).all()) for axis in axes):
+            bare = frozenset()
+        named = origin.origin if origin is not None else None
+        self.watch.put(tensor, State(axes, weights, zero, named, self.made, bare))
 
     def put_all(self, axes: list[Axis]) -> None:
         """The same axes for every result of that many dimensions; indices among them are never zero for sure."""
@@ -202,10 +221,15 @@ class Call:
         self.freeze(axis, reason)
         return None
 
+    def expose(self) -> None:
+        """The result depends on all channels of the arguments: what has met no batch norm on its way never will."""
+        self.watch.layers.exposed |= self.bare
+
     def mix(self, axis: Axis, reason: str) -> Axis:
         """An operator sees all channels of this axis at once: freeze them, or carry them as inexact if asked."""
         if not isinstance(axis, Tensor):
             return axis
+        self.expose()
         if not self.watch.inexact:
             self.freeze(axis, reason)
             return None

@@ -1,0 +1,1 @@
+"""What to remove: gates, scores, selection."""

@@ -1,0 +1,332 @@
+"""Gates: a factor phi for every channel, folded into the parameters of the layer it belongs to.
+
+A gated module is of a subclass of its own class in which reading `weight` and `bias` gives them multiplied by
+`phi * mask`; what it stores under these names is what is left when phi is divided out. Nothing is multiplied onto
+activations. phi = 0, like mask = 0, means "no filter".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from secateur.channels.cost import is_kept
+from secateur.channels.groups import ChannelGraph, ChannelGroup, owner
+from secateur.channels.labels import Role
+from secateur.channels.plan import Plan
+from secateur.channels.shrink import shrink_
+from secateur.channels.sites import Site
+from secateur.errors import InvalidModel, InvalidPlan
+
+FilterScale = Literal["norm", "mean"]
+"""phi of a filter without batch norm: its Frobenius norm, or the paper's Appendix B, the norm divided by its size."""
+
+SHIFT = 10.0
+"""The largest |beta / phi| of a gated batch norm."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """How a gated module folds phi into its parameters, and what it was before."""
+
+    weight: str | None
+    bias: str | None
+    axis: int
+    dtype: torch.dtype
+    """The type in which the module computes; phi and what it divides are single precision at least."""
+    frozen: bool
+    """Whether the weight does not train while gated, as a batch norm's."""
+    trained: bool
+    """Whether it did before."""
+    penalty: float
+    """What |phi| weighs in the L1 term."""
+
+
+class Gated(nn.Module):
+    """Mixed into the class of a module that carries a gate."""
+
+    gate_phi: nn.Parameter
+    gate_mask: Tensor
+    gate_fold: Fold
+
+    def gate_factor(self) -> Tensor:
+        """What the parameters are multiplied with."""
+        if self.gate_fold.weight is None:
+            # Without parameters to take it up in the end, phi is 1 whatever an optimizer does; it has a gradient.
+            return (1 + self.gate_phi - self.gate_phi.detach()) * self.gate_mask
+        return self.gate_phi * self.gate_mask
+
+    def gate_apply(self, name: str) -> Tensor | None:
+        fold = self.gate_fold
+        if fold.weight is None:
+            factor = self.gate_factor()
+            return (factor if name == "weight" else torch.zeros_like(factor)).to(fold.dtype)
+        raw = self._parameters[name]
+        if raw is None:
+            return None
+        factor = self.gate_factor()
+        if name == fold.weight:
+            factor = factor.view([-1 if dim == fold.axis else 1 for dim in range(raw.dim())])
+        return (raw * factor).to(fold.dtype)
+
+    def gate_tensors(self) -> list[nn.Parameter]:
+        """phi and the parameters it is folded into."""
+        names = ("gate_phi", self.gate_fold.weight, self.gate_fold.bias)
+        return [p for name in names if name is not None and (p := self._parameters[name]) is not None]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        wide = {id(t) for p in self.gate_tensors() for t in (p, p.grad) if t is not None}
+        sample = fn(torch.empty(0, dtype=self.gate_fold.dtype, device=self.gate_phi.device))
+        self.gate_fold = replace(self.gate_fold, dtype=sample.dtype)
+
+        def keep_wide(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            if id(tensor) not in wide or moved.dtype == _wide(moved.dtype):
+                return moved
+            return torch.empty_like(moved, dtype=_wide(moved.dtype)).copy_(tensor)
+
+        return super()._apply(keep_wide, recurse)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+@cache
+def _gated_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    """A subclass of the module's own class in which these attributes are computed when read."""
+
+    def read(name: str) -> property:
+        return property(lambda module: module.gate_apply(name))
+
+    members: dict[str, Any] = {name: read(name) for name in names}
+    return type(f"Gated{base.__name__}", (Gated, base), {**members, "__module__": base.__module__})
+
+
+@torch.no_grad()
+def insert_gates_(model: nn.Module, graph: ChannelGraph, *, filter_scale: FilterScale = "norm") -> Gates:
+    """Put a gate on every channel that can be removed. The function of the model does not change.
+
+    >>> from secateur import analyze
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    >>> graph = analyze(net, torch.randn(1, 3, 8, 8))
+    >>> gates = insert_gates_(net, graph)
+    >>> [name for name, _ in net.named_parameters() if "gate" in name]
+    ['1.gate_phi']
+    >>> type(merge_gates_(net)[1]).__name__
+    'BatchNorm2d'
+    """
+    tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    for name, shape in graph.shapes.items():
+        if name not in tensors or tuple(tensors[name].shape) != shape:
+            raise InvalidPlan(f"the graph is of another network: it has {name!r} of shape {shape}")
+    gated = next((name for name, module in model.named_modules() if isinstance(module, Gated)), None)
+    if gated is not None:
+        raise InvalidModel(f"{gated!r} has a gate already: merge_gates_(model) first")
+    if not any(group.size > group.at_least and group.name not in graph.ungated for group in graph.groups):
+        reasons = sorted({f.reason for f in graph.frozen} | set(graph.ungated.values()))
+        raise InvalidModel(
+            f"no channel of this model can be removed: each {'; or '.join(reasons) or 'is the only one'}"
+        )
+    for site in graph.sites:
+        _insert(model.get_submodule(site.module), site, filter_scale)
+    return Gates(model, graph)
+
+
+def _insert(module: nn.Module, site: Site, filter_scale: FilterScale) -> None:
+    weight = module._parameters[site.weight] if site.weight is not None else None
+    bias = module._parameters[site.bias] if site.bias is not None else None
+    some = weight if weight is not None else next(t for t in _of_float(module))
+    fold = Fold(
+        weight=site.weight,
+        bias=site.bias,
+        axis=site.axis,
+        dtype=some.dtype,
+        frozen=site.kind == "norm" and weight is not None,
+        trained=weight is not None and weight.requires_grad,
+        penalty=1.0 if site.kind == "norm" else _penalty(weight, site.axis, filter_scale),
+    )
+    phi = torch.ones(site.channels.numel(), dtype=_wide(some.dtype), device=some.device)
+    if weight is not None:
+        phi = _norm_phi(weight, bias) if site.kind == "norm" else _filter_phi(weight, bias, fold, filter_scale)
+        phi = phi.to(_wide(some.dtype))
+        divisor = torch.where(phi == 0, 1, phi)
+        weight.data = weight.to(phi.dtype) / divisor.view([-1 if d == site.axis else 1 for d in range(weight.dim())])
+        if site.kind == "norm":
+            weight.data[phi == 0] = 1
+            weight.requires_grad_(False)
+        if bias is not None:
+            bias.data = bias.to(phi.dtype) / divisor
+    module.register_parameter("gate_phi", nn.Parameter(phi))
+    module.register_buffer("gate_mask", torch.ones_like(phi))
+    names = (site.weight, site.bias) if site.weight is not None else ("weight", "bias")
+    vars(module)["gate_fold"] = fold
+    module.__class__ = _gated_class(type(module), tuple(name for name in names if name is not None))
+
+
+def _of_float(module: nn.Module) -> Iterator[Tensor]:
+    """Floating-point tensors of the module, or one of the default type."""
+    yield from (t for t in module._buffers.values() if t is not None and t.is_floating_point())
+    yield torch.empty(0)
+
+
+def _norm_phi(gamma: Tensor, beta: Tensor | None) -> Tensor:
+    """Appendix A where |beta / gamma| <= 10, the same function to rounding elsewhere."""
+    gamma = gamma.double()
+    size = gamma.abs() if beta is None else torch.maximum(gamma.abs(), beta.double().abs() / SHIFT)
+    return torch.where(gamma < 0, -size, size)
+
+
+def _filter_phi(weight: Tensor, bias: Tensor | None, fold: Fold, scale: FilterScale) -> Tensor:
+    """Appendix B, with the filter's norm itself unless the paper's scale is asked for."""
+    rows = weight.double().movedim(fold.axis, 0).flatten(1)
+    limits = torch.finfo(_wide(weight.dtype))
+    phi = (rows.norm(dim=1) / (rows.shape[1] if scale == "mean" else 1)).clamp(max=limits.max)
+    largest = rows.abs().amax(1)
+    if bias is not None:
+        largest = torch.maximum(largest, bias.double().abs())
+    # A filter of zeros gets 1, and so does one too small to divide by.
+    return torch.where((phi < limits.tiny) | (largest / phi > limits.max), 1.0, phi)
+
+
+def _penalty(weight: Tensor | None, axis: int, scale: FilterScale) -> float:
+    assert weight is not None
+    return 1.0 if scale == "mean" else weight.shape[axis] / weight.numel()
+
+
+@torch.no_grad()
+def merge_gates_(model: nn.Module) -> nn.Module:
+    """Multiply every gate into its module and take it away; nothing of ours remains."""
+    for name, module in model.named_modules():
+        if isinstance(module, Gated) and module.gate_fold.weight is None and not bool(module.gate_mask.all()):
+            raise InvalidModel(f"{name!r} has no parameters that could hold a mask: cut the channels first")
+    for module in list(model.modules()):
+        if isinstance(module, Gated):
+            _merge(module)
+    return model
+
+
+def _merge(module: Gated) -> None:
+    fold = module.gate_fold
+    for name in (fold.weight, fold.bias):
+        parameter = module._parameters[name] if name is not None else None
+        if name is not None and parameter is not None:
+            value = module.gate_apply(name)
+            assert value is not None
+            parameter.grad = None
+            parameter.data = value
+    if fold.weight is not None:
+        weight = module._parameters[fold.weight]
+        assert weight is not None
+        weight.requires_grad_(fold.trained)
+    del module._parameters["gate_phi"], module._buffers["gate_mask"], vars(module)["gate_fold"]
+    module.__class__ = type(module).__bases__[1]
+
+
+class Gates:
+    """The gates of a model, seen as one list: which channel each of their entries belongs to."""
+
+    def __init__(self, model: nn.Module, graph: ChannelGraph) -> None:
+        self.model = model
+        self.whole = graph
+        self.graph = _with_gates(graph)
+        """The same graph with the gates among its tensors, so that they are cut like any other."""
+        self.present = Plan(self.graph, graph.all_kept())
+        """What is left of the tensors."""
+        self.modules: list[Gated] = []
+        for site in graph.sites:
+            module = model.get_submodule(site.module)
+            if not isinstance(module, Gated):
+                raise InvalidModel(f"{site.module!r} has no gate: insert_gates_(model, graph) first")
+            self.modules.append(module)
+
+    @property
+    def phis(self) -> list[nn.Parameter]:
+        return [module.gate_phi for module in self.modules]
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        """The gates that an optimizer should have: all but those of batch norms without parameters."""
+        return [module.gate_phi for module in self.modules if module.gate_fold.weight is not None]
+
+    @cached_property
+    def channels(self) -> list[Tensor]:
+        """For every gate the channel number of each entry, -1 where none can be removed."""
+        return [s.channels[is_kept(s.channels, self.present.kept)] for s in self.whole.sites]
+
+    @cached_property
+    def index(self) -> Tensor:
+        """The channel of every entry of every gate; one past the last for entries that stay."""
+        joined = torch.cat(self.channels)
+        return torch.where(joined < 0, self.graph.num_channels, joined).to(self.modules[0].gate_phi.device)
+
+    def per_channel(self, entries: Tensor) -> Tensor:
+        """Sum up what was computed for every entry of every gate, channel by channel (Eq. 8)."""
+        total = torch.zeros(self.graph.num_channels + 1, dtype=entries.dtype, device=entries.device)
+        return total.index_add_(0, self.index.to(entries.device), entries)[:-1]
+
+    @torch.no_grad()
+    def mask_(self, kept: Tensor) -> None:
+        """Switch off every channel that is not kept."""
+        for module, channels in zip(self.modules, self.channels, strict=True):
+            module.gate_mask.copy_(is_kept(channels, kept))
+
+    @contextmanager
+    def switched_off(self, channel: int) -> Iterator[None]:
+        """One channel is zero for a while."""
+        tensors = {**dict(self.model.named_buffers()), **dict(self.model.named_parameters())}
+        saved: list[tuple[Tensor, Tensor]] = []
+        loose = {member.tensor for group in self.whole.groups for member in self.loose(group)}
+        names = [(name, axis) for name, axis in self.graph.axes if name in loose or name.endswith("gate_mask")]
+        with torch.no_grad():
+            for name, axis in names:
+                channels = self.graph.axes[name, axis]
+                here = (channels[is_kept(channels, self.present.kept)] == channel).nonzero()[:, 0]
+                if here.numel():
+                    saved.append((tensors[name], tensors[name].clone()))
+                    tensors[name].index_fill_(axis, here.to(tensors[name].device), 0)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, before in reversed(saved):
+                    tensor.copy_(before)
+
+    def loose(self, group: ChannelGroup) -> list[Any]:
+        """Members that could wake a channel after its gates, such as a learnt shift: no mask reaches them."""
+        held = {site.module for site in self.whole.sites if site.kind == "norm"}
+        return [m for m in group.members if m.role == "passes" and owner(m.tensor) not in held]
+
+    def cut_(self, kept: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Cut the tensors, gates and optimizer state to these channels."""
+        plan = Plan(self.graph, kept.clone())
+        shrink_(self.model, plan, optimizer, since=self.present)
+        self.present = plan
+        for name in ("channels", "index"):
+            self.__dict__.pop(name, None)
+
+    @torch.no_grad()
+    def add_l1_(self, strength: float) -> None:
+        """Add the subgradient of `strength * sum |phi|` to the gradients; masked gates and those that stay have none."""
+        for module, channels in zip(self.modules, self.channels, strict=True):
+            phi = module.gate_phi
+            if module.gate_fold.weight is not None and phi.grad is not None:
+                weight = module.gate_mask * (channels >= 0).to(phi)
+                phi.grad.add_(phi.sign() * weight, alpha=strength * module.gate_fold.penalty)
+
+
+def _with_gates(graph: ChannelGraph) -> ChannelGraph:
+    shapes, axes, roles = dict(graph.shapes), dict(graph.axes), dict(graph.roles)
+    for site in graph.sites:
+        for part in ("gate_phi", "gate_mask"):
+            name = f"{site.module}.{part}" if site.module else part
+            shapes[name] = (site.channels.numel(),)
+            axes[name, 0] = site.channels
+            roles[name, 0] = Role.PASSES
+    return replace(graph, shapes=shapes, axes=axes, roles=roles)

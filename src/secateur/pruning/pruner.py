@@ -1,0 +1,231 @@
+"""Prune inside a training loop of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.channels.analyze import Ignore, analyze
+from secateur.channels.cost import Cost
+from secateur.channels.groups import ChannelGraph
+from secateur.channels.plan import Plan
+from secateur.errors import InvalidOptimizer, InvalidSetting
+from secateur.pruning.gates import FilterScale, Gates, insert_gates_, merge_gates_
+from secateur.pruning.scores import Score, Taylor, make_score
+from secateur.pruning.select import (
+    Budget,
+    Limits,
+    Rank,
+    check_reachable,
+    filters_per_channel,
+    ranked,
+    removed_by_group,
+    select,
+)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What one call of `Pruner.prune` has removed, and what is left."""
+
+    removed: dict[str, int]
+    """Channels by group."""
+    filters: int
+    """Filters removed."""
+    cost: Cost
+    """MACs and parameters left."""
+    met: bool
+    """Whether the budget is met; true without one."""
+
+
+class Pruner:
+    """Gates on a model that you train yourself. The model is changed in place, and is yours again after `finish`.
+
+    graph: the model's channel graph, if you have it; else it is analysed with the example.
+    score: a name (taylor, slim, pcnn, l1, l2, fpgm, apoz, random) or a `Score`.
+    rank: by score, or by score per MAC or parameter that the channel's removal would save.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    >>> images = torch.randn(4, 3, 8, 8)
+    >>> pruner = Pruner(net, images)
+    >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    >>> net(images).square().mean().backward()
+    >>> pruner.observe()
+    >>> optimizer.step()
+    >>> pruner.prune(fraction=0.5, optimizer=optimizer).removed
+    {'0': 4}
+    >>> pruner.finish()[0]
+    Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1))
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any = None,
+        *,
+        graph: ChannelGraph | None = None,
+        score: str | Score = "taylor",
+        rank: Rank = "score",
+        min_channels: int = 1,
+        min_ratio: float = 0.1,
+        multiple_of: int = 1,
+        at_least: Mapping[str, float] | None = None,
+        ignore: Ignore = (),
+        filter_scale: FilterScale = "norm",
+    ) -> None:
+        if graph is None:
+            if example is None:
+                raise InvalidSetting("a Pruner needs an example input of the model, or its channel graph")
+            graph = analyze(model, example, ignore=ignore)
+        self.score = make_score(score)
+        self.rank: Rank = rank
+        self.limits = Limits(min_channels, min_ratio, multiple_of, at_least or {})
+        self.graph = graph
+        self.floors = self.limits.floors(graph)
+        ranked(graph, graph.all_kept(), torch.zeros(graph.num_channels), rank)
+        self.gates: Gates = insert_gates_(model, graph, filter_scale=filter_scale)
+        self.model = model
+        self.kept = graph.all_kept()
+        """Which channels have not been removed."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self.score.begin(self.gates)
+        self.observed = 0
+        """How many backward passes the score has seen since the last removal."""
+
+    def observe(self) -> None:
+        """Note the gradients. Once per optimizer step: after the backward pass (and `scaler.unscale_`), before clipping."""
+        if all(phi.grad is None for phi in self.gates.phis):
+            raise InvalidSetting("no gate has a gradient: call observe() after loss.backward(), before zero_grad()")
+        self.score.observe()
+        self.observed += 1
+
+    def add_l1_(self, strength: float) -> None:
+        """Add the subgradient of `strength * sum |phi|` to the gradients; after `observe`, before the step."""
+        self.gates.add_l1_(strength)
+
+    @property
+    def skipped(self) -> int:
+        """How many passes since the last removal had a gradient that was not finite and were left out."""
+        return int(self.score.skipped) if isinstance(self.score, Taylor) and self.observed else 0
+
+    @property
+    def cost(self) -> Cost:
+        """MACs and parameters of what is left."""
+        return self.graph.cost(self.kept)
+
+    @property
+    def filters(self) -> int:
+        """How many filters are left."""
+        return self.graph.num_filters - int(filters_per_channel(self.graph)[~self.kept].sum())
+
+    @property
+    def plan(self) -> Plan:
+        """What is left, as a plan for the whole network."""
+        return Plan(self.graph, self.kept.clone())
+
+    def prune(
+        self,
+        fraction: float | None = None,
+        *,
+        keep_macs: float | None = None,
+        keep_params: float | None = None,
+        keep_filters: float | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        cut: bool = True,
+    ) -> Removal:
+        """Remove the channels that score least, and begin a new score.
+
+        fraction: this share of the filters that remain, at most; without it, as many as the budget needs.
+        keep_macs, keep_params, keep_filters: stop where the network has come down to this share of the whole.
+        optimizer: the one that trains the model, so that its state is cut along.
+        cut: cut the tensors now; else the channels are only masked, until `cut_`.
+        """
+        if fraction is not None and not 0 < fraction <= 1:
+            raise InvalidSetting(f"fraction is a share of the remaining filters, above 0 and at most 1, got {fraction}")
+        budget = make_budget(keep_macs, keep_params, keep_filters)
+        if fraction is None and budget is None:
+            raise InvalidSetting("say how much to prune: a fraction, or a budget such as keep_macs=0.4")
+        if optimizer is not None:
+            self._check_optimizer(optimizer)
+        if budget is not None:
+            check_reachable(self.graph, budget, self.floors)
+        if isinstance(self.score, Taylor) and not self.observed:
+            raise InvalidSetting("the score has seen no gradient: call observe() after loss.backward()")
+        worth = ranked(self.graph, self.kept, self.score.end(), self.rank)
+        quota = None
+        if fraction is not None:
+            gated = filters_per_channel(self.graph)[self.kept & self._removable]
+            quota = max(1, round(fraction * int(gated.sum())))
+        before = self.kept
+        self.kept = select(
+            self.graph, before, worth, self.floors, multiple_of=self.limits.multiple_of, quota=quota, budget=budget
+        )
+        self.gates.mask_(self.kept)
+        if cut:
+            self.cut_(optimizer)
+        self._begin()
+        gone = before & ~self.kept
+        return Removal(
+            removed=removed_by_group(self.graph, before, self.kept),
+            filters=int(filters_per_channel(self.graph)[gone].sum()),
+            cost=self.cost,
+            met=budget is None or budget.met(self.graph, self.kept),
+        )
+
+    @property
+    def _removable(self) -> Tensor:
+        """The channels of groups that gates can switch off."""
+        removable = self.graph.all_kept()
+        for group in self.graph.groups:
+            removable[group.start : group.start + group.size] = group.name not in self.graph.ungated
+        return removable
+
+    def cut_(self, optimizer: torch.optim.Optimizer | None = None, multiple_of: int = 1) -> None:
+        """Cut the tensors to what is kept, and begin a new score.
+
+        multiple_of: only down to widths that are multiples, with the rest left masked.
+        """
+        present = self._widened(multiple_of) if multiple_of > 1 else self.kept
+        if bool((self.gates.present.kept & ~present).any()):
+            self.gates.cut_(present, optimizer)
+            self._begin()
+
+    def _widened(self, multiple: int) -> Tensor:
+        """What is kept, and beside it as many masked channels as make every group's width a multiple."""
+        present = self.kept.clone()
+        for group in self.graph.groups:
+            part = slice(group.start, group.start + group.size)
+            spare = (self.gates.present.kept[part] & ~self.kept[part]).nonzero()[:, 0]
+            present[group.start + spare[: -int(self.kept[part].sum()) % multiple]] = True
+        return present
+
+    def finish(self) -> nn.Module:
+        """Cut what is still masked, merge the gates, and give the model back with nothing of ours in it."""
+        self.cut_()
+        self.score.close()
+        return merge_gates_(self.model)
+
+    def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        missing = [names[id(phi)] for phi in self.gates.trainable if id(phi) not in held]
+        if missing:
+            raise InvalidOptimizer(
+                f"the optimizer lacks {len(missing)} gates, {missing[0]!r} first: make it from model.parameters() "
+                "after the Pruner, not before"
+            )
+
+
+def make_budget(keep_macs: float | None, keep_params: float | None, keep_filters: float | None) -> Budget | None:
+    """The one budget among these; None without any."""
+    given = {"macs": keep_macs, "params": keep_params, "filters": keep_filters}
+    chosen = [Budget(kind, share) for kind, share in given.items() if share is not None]
+    if len(chosen) > 1:
+        raise InvalidSetting(f"one budget at a time: got {' and '.join(f'keep_{b.kind}' for b in chosen)}")
+    return chosen[0] if chosen else None

@@ -1,0 +1,257 @@
+"""What a channel is worth: the paper's score, and others to compare it with.
+
+A score is told about every backward pass (`observe`) and gives one number per channel in the end. Where a channel has
+several gates or filters its numbers are added up (Eq. 8). Write your own by subclassing `Score`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.channels.cost import is_kept
+from secateur.channels.labels import Role
+from secateur.errors import InvalidModel, unknown_name
+from secateur.pruning.gates import Gates
+
+SCORES: dict[str, Callable[[], Score]] = {}
+
+
+class Score:
+    """One number per channel; the smallest are removed first."""
+
+    def begin(self, gates: Gates) -> None:
+        """Start anew."""
+        self.gates = gates
+
+    def observe(self) -> None:
+        """After each backward pass, before the optimizer's step."""
+
+    def end(self) -> Tensor:
+        """The score of every channel of the graph; what it says of channels already removed does not matter."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Leave nothing behind in the model."""
+
+
+def register(name: str) -> Callable[[type[Score]], type[Score]]:
+    """Make a score available by name."""
+
+    def add(kind: type[Score]) -> type[Score]:
+        if name in SCORES:
+            raise ValueError(f"there is a score {name!r} already: {SCORES[name]}")
+        SCORES[name] = kind
+        return kind
+
+    return add
+
+
+def make_score(score: str | Score) -> Score:
+    if isinstance(score, Score):
+        return score
+    if score not in SCORES:
+        raise unknown_name("score", score, list(SCORES))
+    return SCORES[score]()
+
+
+@register("taylor")
+class Taylor(Score):
+    """Eq. 6: |dL/dphi * phi|, summed over mini-batches. A batch whose gradient is not finite is left out and counted."""
+
+    def begin(self, gates: Gates) -> None:
+        super().begin(gates)
+        self.total = torch.zeros(gates.index.numel(), device=gates.index.device, dtype=gates.phis[0].dtype)
+        self.skipped = torch.zeros((), dtype=torch.long, device=gates.index.device)
+
+    @torch.no_grad()
+    def observe(self) -> None:
+        products = [
+            torch.zeros_like(m.gate_phi) if m.gate_phi.grad is None else m.gate_phi.grad * m.gate_factor()
+            for m in self.gates.modules
+        ]
+        change = torch.cat(products).abs()
+        finite = change.isfinite().all()
+        self.total += torch.where(finite, change, 0)
+        self.skipped += ~finite
+
+    def end(self) -> Tensor:
+        return self.gates.per_channel(self.total).double().cpu()
+
+
+@register("slim")
+class Slim(Score):
+    """The size of the factor: |gamma| of the batch norm, or phi of a gated filter."""
+
+    @torch.no_grad()
+    def end(self) -> Tensor:
+        sizes = []
+        for module in self.gates.modules:
+            frozen = module.gate_fold.frozen and module.gate_fold.weight is not None
+            factor = module.gate_apply(str(module.gate_fold.weight)) if frozen else module.gate_factor()
+            assert factor is not None
+            sizes.append(factor.detach().abs().double())
+        return self.gates.per_channel(torch.cat(sizes)).cpu()
+
+
+class Watching(Score):
+    """A score computed from what the gated modules put out."""
+
+    def __init__(self) -> None:
+        self.handles: list[Any] = []
+
+    def begin(self, gates: Gates) -> None:
+        super().begin(gates)
+        self.close()
+        self.sums: list[Tensor | None] = [None] * len(gates.modules)
+        self.counts = [0] * len(gates.modules)
+        self.handles = [m.register_forward_hook(self._hook(i)) for i, m in enumerate(gates.modules)]
+
+    def _hook(self, number: int) -> Callable[[nn.Module, Any, Tensor], None]:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+            # (batch, channels, space) for any number of axes of space; the channels of a linear layer come last.
+            channel_axis = -1 if isinstance(module, nn.Linear) else min(1, output.dim() - 1)
+            self.see(number, output, lambda t: t.movedim(channel_axis, -1).flatten(1, -2))
+
+        return hook
+
+    def see(self, number: int, output: Tensor, shape: Callable[[Tensor], Tensor]) -> None:
+        """`shape` brings it to (batch, places, channels)."""
+        raise NotImplementedError
+
+    def add(self, number: int, value: Tensor) -> None:
+        before = self.sums[number]
+        self.sums[number] = value.double() if before is None else before + value
+
+    def close(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+
+    def means(self) -> list[Tensor]:
+        """What each gate's entries were found to be on average."""
+        self.close()
+        result = []
+        for module, total, count, site in zip(
+            self.gates.modules, self.sums, self.counts, self.gates.whole.sites, strict=True
+        ):
+            if total is None or total.shape != module.gate_phi.shape:
+                raise InvalidModel(f"{type(self).__name__} needs the output of {site.module!r}, which was never called")
+            result.append(total / max(1, count))
+        return result
+
+
+@register("pcnn")
+class PCNN(Watching):
+    """Molchanov et al.: |mean over places of z * dL/dz|, averaged over images, each layer scaled to unit L2 norm."""
+
+    def see(self, number: int, output: Tensor, shape: Callable[[Tensor], Tensor]) -> None:
+        if not output.requires_grad:
+            return
+        seen = output.detach()
+
+        def backward(gradient: Tensor) -> None:
+            self.add(number, shape(seen * gradient).double().mean(1).abs().sum(0))
+            self.counts[number] += seen.shape[0]
+
+        output.register_hook(backward)
+
+    def end(self) -> Tensor:
+        scaled = [mean / mean.norm().clamp_min(1e-300) for mean in self.means()]
+        return self.gates.per_channel(torch.cat(scaled)).cpu()
+
+
+@register("apoz")
+class APoZ(Watching):
+    """Hu et al.: the share of places where the response is positive, which is what a ReLU lets pass."""
+
+    def see(self, number: int, output: Tensor, shape: Callable[[Tensor], Tensor]) -> None:
+        positive = (shape(output.detach()) > 0).double()
+        self.add(number, positive.mean(1).sum(0))
+        self.counts[number] += positive.shape[0]
+
+    def end(self) -> Tensor:
+        return self.gates.per_channel(torch.cat(self.means())).cpu()
+
+
+class OfFilters(Score):
+    """A score computed from the weights of the filters alone."""
+
+    @torch.no_grad()
+    def end(self) -> Tensor:
+        total = torch.zeros(self.gates.graph.num_channels, dtype=torch.float64, device="cpu")
+        for rows, channels in self._filters():
+            worth, removable = self.worth(rows).cpu(), channels >= 0
+            total.index_add_(0, channels[removable], worth[removable])
+        return total
+
+    def worth(self, rows: Tensor) -> Tensor:
+        """One number per row; the rows are the filters of one layer."""
+        raise NotImplementedError
+
+    def _filters(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The filters of each layer as rows, and the channel of each."""
+        graph, kept = self.gates.whole, self.gates.present.kept
+        for (tensor, axis), channels in graph.axes.items():
+            if graph.roles[tensor, axis] == Role.PRODUCES and len(graph.shapes[tensor]) > 1:
+                path, _, attribute = tensor.rpartition(".")
+                weight = getattr(self.gates.model.get_submodule(path), attribute).detach()
+                yield weight.double().movedim(axis, 0).flatten(1), channels[is_kept(channels, kept)]
+
+
+@register("l1")
+class L1Norm(OfFilters):
+    """Li et al.: the sum of the filter's absolute weights."""
+
+    def worth(self, rows: Tensor) -> Tensor:
+        return rows.abs().sum(1)
+
+
+@register("l2")
+class L2Norm(OfFilters):
+    """The filter's Euclidean norm."""
+
+    def worth(self, rows: Tensor) -> Tensor:
+        return rows.norm(dim=1)
+
+
+@register("fpgm")
+class FPGM(OfFilters):
+    """He et al.: the sum of distances to all filters of the layer; near the geometric median is redundant."""
+
+    def worth(self, rows: Tensor) -> Tensor:
+        return torch.cdist(rows, rows).sum(1)
+
+
+@register("random")
+class Random(Score):
+    """Chance, by seed."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.generator = torch.Generator(device="cpu").manual_seed(seed)
+
+    def end(self) -> Tensor:
+        count = self.gates.graph.num_channels
+        return torch.rand(count, generator=self.generator, dtype=torch.float64, device="cpu")
+
+
+class Oracle(Score):
+    """The true change of a loss when the channel is zeroed, one evaluation per channel: for small networks.
+
+    loss: called with the model, gives the loss over fixed data.
+    """
+
+    def __init__(self, loss: Callable[[nn.Module], Tensor]) -> None:
+        self.loss = loss
+
+    @torch.no_grad()
+    def end(self) -> Tensor:
+        before = self.loss(self.gates.model)
+        result = torch.zeros(self.gates.graph.num_channels, dtype=torch.float64, device="cpu")
+        for channel in self.gates.present.kept.nonzero()[:, 0].tolist():
+            with self.gates.switched_off(channel):
+                result[channel] = (self.loss(self.gates.model) - before).abs().double().cpu()
+        return result

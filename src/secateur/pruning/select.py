@@ -1,0 +1,206 @@
+"""Which channels go: one ranking over the whole network, with floors, until a quota or a budget is met."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from secateur.channels.cost import total
+from secateur.channels.groups import ChannelGraph, ChannelGroup
+from secateur.errors import InvalidSetting, UnreachableBudget, unknown_name
+
+Rank = Literal["score", "score_per_mac", "score_per_param"]
+UNITS = {"macs": "MACs", "params": "parameters", "filters": "filters"}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A share of the whole network's MACs, parameters or filters to be kept."""
+
+    kind: str
+    share: float
+
+    def __post_init__(self) -> None:
+        if self.kind not in UNITS:
+            raise unknown_name("budget", self.kind, list(UNITS))
+        if not 0 < self.share <= 1:
+            raise InvalidSetting(f"keep_{self.kind} is a share, above 0 and at most 1, got {self.share}")
+
+    def value(self, graph: ChannelGraph, kept: Tensor) -> int:
+        if self.kind == "filters":
+            return graph.num_filters - int(filters_per_channel(graph)[~kept].sum())
+        return total(graph.layers if self.kind == "macs" else graph.sizes, kept)
+
+    def met(self, graph: ChannelGraph, kept: Tensor) -> bool:
+        return self.value(graph, kept) <= self.share * self.value(graph, graph.all_kept())
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How narrow groups of channels may get."""
+
+    min_channels: int = 1
+    min_ratio: float = 0.1
+    multiple_of: int = 1
+    at_least: Mapping[str, float] = field(default_factory=dict)
+    """By name of a layer, with wildcards: how many channels it keeps, or which share of them if below 1 or 1.0."""
+
+    def __post_init__(self) -> None:
+        if self.min_channels < 1 or self.multiple_of < 1:
+            raise InvalidSetting("min_channels and multiple_of are numbers of channels, 1 or more")
+        if not 0 <= self.min_ratio <= 1:
+            raise InvalidSetting(f"min_ratio is a share between 0 and 1, got {self.min_ratio}")
+
+    def floors(self, graph: ChannelGraph) -> Tensor:
+        """How many channels each group must keep; all of it where no gate can switch them off."""
+        unused = set(self.at_least)
+        floors = []
+        for group in graph.groups:
+            low = max(group.at_least, self.min_channels, math.floor(self.min_ratio * group.size + 1e-9))
+            for pattern, wanted in self.at_least.items():
+                if any(fnmatchcase(name, pattern) for name in (group.name, *group.layers)):
+                    unused.discard(pattern)
+                    low = max(low, math.ceil(wanted * group.size - 1e-9) if isinstance(wanted, float) else wanted)
+            low = group.size if group.name in graph.ungated else min(low, group.size)
+            floors.append(_aligned(low, group.size, self.multiple_of))
+        if unused:
+            known = [name for group in graph.groups for name in group.layers]
+            raise unknown_name("layer with removable channels", sorted(unused)[0], known)
+        return torch.tensor(floors, dtype=torch.long, device="cpu")
+
+
+def _aligned(low: int, size: int, multiple: int) -> int:
+    """The smallest width that is allowed: a multiple, or the whole."""
+    return min(size, -(-low // multiple) * multiple)
+
+
+def filters_per_channel(graph: ChannelGraph) -> Tensor:
+    return torch.tensor([g.filters_per_channel for g in graph.groups], dtype=torch.long, device="cpu")[_group_of(graph)]
+
+
+def _group_of(graph: ChannelGraph) -> Tensor:
+    sizes = torch.tensor([group.size for group in graph.groups], dtype=torch.long, device="cpu")
+    return torch.repeat_interleave(sizes)
+
+
+def check_reachable(graph: ChannelGraph, budget: Budget, floors: Tensor) -> None:
+    """Raise if the budget cannot be met even with every group at its floor, and say which floors hold."""
+    lowest = graph.all_kept()
+    for group, floor in zip(graph.groups, floors.tolist(), strict=True):
+        lowest[group.start + floor : group.start + group.size] = False
+    if budget.met(graph, lowest):
+        return
+    whole, left = budget.value(graph, graph.all_kept()), budget.value(graph, lowest)
+    held: list[tuple[int, str]] = []
+    for group, floor in zip(graph.groups, floors.tolist(), strict=True):
+        if floor > group.at_least:
+            lower = lowest.clone()
+            lower[group.start + group.at_least : group.start + group.size] = False
+            why = f" because it {graph.ungated[group.name]}" if group.name in graph.ungated else ""
+            held.append((left - budget.value(graph, lower), f"{group.name} keeps {floor} of {group.size}{why}"))
+    listed = "; ".join(text for _, text in sorted(held, reverse=True)[:3])
+    floors_text = f" The floors that hold most: {listed}." if listed else ""
+    raise UnreachableBudget(
+        f"keep_{budget.kind}={budget.share:g} cannot be reached: with every group at its floor {left / whole:.1%} of the "
+        f"{UNITS[budget.kind]} are left.{floors_text} Remedy: keep more, or lower min_channels, min_ratio or multiple_of"
+    )
+
+
+def ranked(graph: ChannelGraph, kept: Tensor, scores: Tensor, rank: Rank) -> Tensor:
+    """The scores, divided by what each channel would save now if so asked."""
+    if scores.shape != kept.shape or bool(scores[kept].isnan().any()):
+        raise InvalidSetting(f"a score gives one number, not NaN, for each of the {kept.numel()} channels")
+    if rank == "score":
+        return scores.double()
+    if rank not in ("score_per_mac", "score_per_param"):
+        raise unknown_name("rank", rank, ["score", "score_per_mac", "score_per_param"])
+    saved = graph.savings(kept)[0 if rank == "score_per_mac" else 1]
+    return scores.double() / saved.clamp_min(1)
+
+
+def select(
+    graph: ChannelGraph,
+    kept: Tensor,
+    worth: Tensor,
+    floors: Tensor,
+    *,
+    multiple_of: int = 1,
+    quota: int | None = None,
+    budget: Budget | None = None,
+) -> Tensor:
+    """The channels to keep when the least worthy of `kept` go.
+
+    quota: how many filters may go; at least one step is taken.
+    budget: stop where it is met; the last channel taken is one it needed.
+    multiple_of: groups get narrower in steps that end at a multiple, ranked by the mean worth of the step.
+    """
+    group_of = _group_of(graph)
+    here = kept.nonzero()[:, 0]
+    here = here[torch.argsort(worth[here], stable=True)]
+    here = here[torch.argsort(group_of[here], stable=True)]
+    group = group_of[here]
+    widths = torch.bincount(group, minlength=len(graph.groups))
+    place = torch.arange(here.numel(), device="cpu") - (torch.cumsum(widths, 0) - widths)[group]
+    first = (widths - 1)[group] % multiple_of + 1
+    step = torch.where(place < first, 0, 1 + (place - first).div(multiple_of, rounding_mode="floor"))
+    after = widths[group] - first - step * multiple_of
+    allowed = after >= floors[group]
+    here, group, step = here[allowed], group[allowed], step[allowed]
+    if not here.numel():
+        return kept.clone()
+
+    pairs = group * (int(step.max()) + 1) + step
+    _, number, sizes = torch.unique_consecutive(pairs, return_inverse=True, return_counts=True)
+    mean = (
+        torch.zeros(sizes.numel(), dtype=torch.float64, device="cpu").index_add_(0, number, worth[here].double())
+        / sizes
+    )
+    if multiple_of > 1:
+        # Rounding must not put a later step of a group before an earlier one.
+        per_group = torch.bincount(group[torch.cumsum(sizes, 0) - 1])
+        mean = torch.cat([part.cummax(0).values for part in mean.split(per_group.tolist()) if part.numel()])
+    order = torch.argsort(mean[number], stable=True)
+    here, number = here[order], number[order]
+    ends = torch.cumsum(torch.unique_consecutive(number, return_counts=True)[1], 0)
+
+    count = ends.numel()
+    if quota is not None:
+        filters = torch.cumsum(filters_per_channel(graph)[here], 0)[ends - 1]
+        count = max(1, int((filters <= quota).sum()))
+    if budget is not None:
+        count = min(count, _fewest(graph, kept, here, ends, budget))
+    result = kept.clone()
+    if count:
+        result[here[: int(ends[count - 1])]] = False
+    return result
+
+
+def _fewest(graph: ChannelGraph, kept: Tensor, order: Tensor, ends: Tensor, budget: Budget) -> int:
+    """How many steps of this order are needed to meet the budget; all if that is not enough."""
+    low, high = 0, ends.numel()
+    while low < high:
+        middle = (low + high) // 2
+        trial = kept.clone()
+        if middle:
+            trial[order[: int(ends[middle - 1])]] = False
+        if budget.met(graph, trial):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def removed_by_group(graph: ChannelGraph, before: Tensor, after: Tensor) -> dict[str, int]:
+    """How many channels each group has lost between the two."""
+
+    def gone(group: ChannelGroup) -> int:
+        part = slice(group.start, group.start + group.size)
+        return int((before[part] & ~after[part]).sum())
+
+    return {group.name: count for group in graph.groups if (count := gone(group))}
