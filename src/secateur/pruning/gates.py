@@ -131,9 +131,8 @@ def insert_gates_(model: nn.Module, graph: ChannelGraph, *, filter_scale: Filter
         raise InvalidModel(f"{gated!r} has a gate already: merge_gates_(model) first")
     if not any(group.size > group.at_least and group.name not in graph.ungated for group in graph.groups):
         reasons = sorted({f.reason for f in graph.frozen} | set(graph.ungated.values()))
-        raise InvalidModel(
-            f"no channel of this model can be removed: each {'; or '.join(reasons) or 'is the only one'}"
-        )
+        listed = "; or ".join(reasons) or "is the only one of its layer"
+        raise InvalidModel(f"no channel of this model can be removed: each {listed}")
     for site in graph.sites:
         _insert(model.get_submodule(site.module), site, filter_scale)
     return Gates(model, graph)
@@ -313,7 +312,7 @@ class Gates:
 
     @torch.no_grad()
     def add_l1_(self, strength: float) -> None:
-        """Add the subgradient of `strength * sum |phi|` to the gradients; masked gates and those that stay have none."""
+        """Add the subgradient of `strength * sum |phi|` to the gradients, over the channels that can still be removed."""
         for module, channels in zip(self.modules, self.channels, strict=True):
             phi = module.gate_phi
             if module.gate_fold.weight is not None and phi.grad is not None:

@@ -99,7 +99,7 @@ class Pruner:
         """How many backward passes the score has seen since the last removal."""
 
     def observe(self) -> None:
-        """Note the gradients. Once per optimizer step: after the backward pass (and `scaler.unscale_`), before clipping."""
+        """Note the gradients: once per optimizer step, after `backward` and `scaler.unscale_`, before clipping."""
         if all(phi.grad is None for phi in self.gates.phis):
             raise InvalidSetting("no gate has a gradient: call observe() after loss.backward(), before zero_grad()")
         self.score.observe()

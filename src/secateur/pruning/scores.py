@@ -7,7 +7,7 @@ several gates or filters its numbers are added up (Eq. 8). Write your own by sub
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +38,13 @@ class Score:
         """Leave nothing behind in the model."""
 
 
-def register(name: str) -> Callable[[type[Score]], type[Score]]:
+Kind = TypeVar("Kind", bound=type[Score])
+
+
+def register(name: str) -> Callable[[Kind], Kind]:
     """Make a score available by name."""
 
-    def add(kind: type[Score]) -> type[Score]:
+    def add(kind: Kind) -> Kind:
         if name in SCORES:
             raise ValueError(f"there is a score {name!r} already: {SCORES[name]}")
         SCORES[name] = kind
@@ -60,7 +63,7 @@ def make_score(score: str | Score) -> Score:
 
 @register("taylor")
 class Taylor(Score):
-    """Eq. 6: |dL/dphi * phi|, summed over mini-batches. A batch whose gradient is not finite is left out and counted."""
+    """Eq. 6: |dL/dphi * phi|, summed over mini-batches; one whose gradient is not finite is left out and counted."""
 
     def begin(self, gates: Gates) -> None:
         super().begin(gates)

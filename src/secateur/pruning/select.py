@@ -107,8 +107,9 @@ def check_reachable(graph: ChannelGraph, budget: Budget, floors: Tensor) -> None
     listed = "; ".join(text for _, text in sorted(held, reverse=True)[:3])
     floors_text = f" The floors that hold most: {listed}." if listed else ""
     raise UnreachableBudget(
-        f"keep_{budget.kind}={budget.share:g} cannot be reached: with every group at its floor {left / whole:.1%} of the "
-        f"{UNITS[budget.kind]} are left.{floors_text} Remedy: keep more, or lower min_channels, min_ratio or multiple_of"
+        f"keep_{budget.kind}={budget.share:g} cannot be reached: with every group at its floor {left / whole:.1%} of "
+        f"the {UNITS[budget.kind]} are left.{floors_text} Remedy: keep more, or lower min_channels, min_ratio or "
+        "multiple_of"
     )
 
 
