@@ -8,7 +8,7 @@ BENCHMARK := PYTHONPATH=tests/shim $(BIN)/python
 .PHONY: demo test test-slow lint format types coverage speed clean
 
 demo: $(VENV)/.cli
-	$(BIN)/secateur analyze resnet56
+	$(BIN)/secateur demo
 
 test: $(VENV)/.dev
 	$(BIN)/pytest -n 2
@@ -41,11 +41,11 @@ $(BIN)/python:
 
 # One stamp per set of packages: a second call installs nothing until the requirements change.
 $(VENV)/.cli: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e '.[cli]'
+	$(INSTALL) -e '.[cli,demo]'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e '.[cli,vision,dev]'
+	$(INSTALL) -e '.[cli,demo,vision,dev]'
 	touch $@ $(VENV)/.cli
 
 $(VENV)/.benchmarks: $(VENV)/.dev

@@ -33,6 +33,22 @@ class InvalidOptimizer(SecateurError, ValueError):
     """The optimizer does not hold the parameters it should."""
 
 
+class NonFiniteLoss(SecateurError):
+    """The loss has become NaN or infinite."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"the loss is not finite at step {step}")
+        self.step = step
+
+
+class Diverged(SecateurError):
+    """Training has gone wrong; `result` holds the network as it last was well."""
+
+    def __init__(self, message: str, result: object) -> None:
+        super().__init__(message)
+        self.result = result
+
+
 class UnknownName(SecateurError, KeyError):
     """A name that does not exist; the message suggests near ones."""
 

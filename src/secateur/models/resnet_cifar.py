@@ -54,16 +54,23 @@ class CifarResNet(nn.Module):
     855770
     """
 
-    input_size = (3, 32, 32)
-
-    def __init__(self, depth: int, *, num_classes: int = 10, width: float = 1.0, shortcut: Shortcut = "conv"):
+    def __init__(
+        self,
+        depth: int,
+        *,
+        num_classes: int = 10,
+        width: float = 1.0,
+        shortcut: Shortcut = "conv",
+        in_channels: int = 3,
+    ):
         super().__init__()
+        self.input_size = (in_channels, 32, 32)
         if depth < 8 or (depth - 2) % 6:
             raise ValueError(f"depth must be 6n + 2 (8, 14, 20, ...), got {depth}")
         if shortcut not in ("conv", "pad"):
             raise ValueError(f"shortcut must be 'conv' or 'pad', got {shortcut!r}")
         channels = max(1, round(16 * width))
-        self.conv1 = nn.Conv2d(3, channels, 3, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
         num_blocks = (depth - 2) // 6
         self.stage1 = _stage(channels, channels, num_blocks, shortcut)

@@ -312,7 +312,7 @@ class Gates:
 
     @torch.no_grad()
     def add_l1_(self, strength: float) -> None:
-        """Add the subgradient of `strength * sum |phi|` to the gradients, over the channels that can still be removed."""
+        """Add the subgradient of `strength * sum |phi|` to the gradients, over the channels that can be removed."""
         for module, channels in zip(self.modules, self.channels, strict=True):
             phi = module.gate_phi
             if module.gate_fold.weight is not None and phi.grad is not None:

@@ -1,0 +1,26 @@
+"""The 1,797 handwritten digits that come with scikit-learn: 8x8 pixels, ten classes, nothing to download."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from secateur.data.arrays import Arrays, random_shift
+from secateur.errors import MissingExtra
+
+
+def digits(batch_size: int = 64) -> tuple[Arrays, Arrays]:
+    """Training images (1,438, moved by up to a pixel each time) and test images (every fifth, 359)."""
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        raise MissingExtra('the digits come with scikit-learn; run: pip install "secateur[demo]"') from error
+    data: Any = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32)[:, None]
+    images = (images - 4.884) / 6.017  # mean and standard deviation of all pixels
+    labels = torch.tensor(data.target, dtype=torch.long)
+    test = torch.arange(labels.numel()) % 5 == 4
+    train = Arrays(images[~test], labels[~test], batch_size, shuffle=True, augment=partial(random_shift, padding=1))
+    return train, Arrays(images[test], labels[test], 512)

@@ -1,0 +1,106 @@
+"""The whole job in a minute: train a small ResNet on handwritten digits, prune it, fine-tune, verify, save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from secateur.channels.analyze import analyze
+from secateur.channels.verify import Verification, verify
+from secateur.data.arrays import Arrays
+from secateur.data.digits import digits
+from secateur.models.resnet_cifar import CifarResNet
+from secateur.results.artifact import save
+from secateur.results.bench import latency
+from secateur.ticktock.events import Event, Finished, Result
+from secateur.ticktock.schedule import TickTock
+from secateur.training.loop import seeded, train_epoch, triangle
+from secateur.training.task import Task, classification
+
+BASELINE_EPOCHS = 15
+SETTINGS = TickTock(
+    keep_macs=0.4,
+    tick_removes=0.04,
+    tock_epochs=3,
+    tock_lr=(1e-3, 2e-2),
+    finetune_epochs=15,
+    finetune_lr=(1e-3, 5e-2),
+)
+"""The paper's schedule, shortened for a dataset of 1,438 images."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo has found out."""
+
+    result: Result
+    verification: Verification
+    seconds: dict[str, float]
+    """Median latency of a batch of 64 images, before and after."""
+
+    def rows(self) -> list[tuple[str, float, float]]:
+        """What is measured, before and after."""
+        result = self.result
+        return [
+            ("MACs", result.before.macs, result.after.macs),
+            ("parameters", result.before.params, result.after.params),
+            ("accuracy (%)", result.metrics_before["accuracy"], result.metrics["accuracy"]),
+            ("CPU latency (ms)", 1000 * self.seconds["before"], 1000 * self.seconds["after"]),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        rows = {name: {"before": before, "after": after} for name, before, after in self.rows()}
+        return {**rows, "verified_to": self.verification.difference, "settings": self.result.settings.to_dict()}
+
+    def __str__(self) -> str:
+        lines = [f"{'':<18} {'before':>12} {'after':>12} {'left':>8}"]
+        for name, before, after in self.rows():
+            style = ",.0f" if before > 1000 else ".2f"
+            left = "" if name.startswith("accuracy") else f"{after / before:.1%}"
+            lines.append(f"{name:<18} {before:>12{style}} {after:>12{style}} {left:>8}")
+        return "\n".join([*lines, "", f"verified: {self.verification}", "latency: batch of 64, median of 30, by turns"])
+
+
+def run_demo(folder: Path, settings: TickTock, say: Callable[[str], None]) -> Demo:
+    """Train, prune, verify, time and save; `say` is told what is going on."""
+    train, test = digits()
+    task = classification(train, test)
+    model = train_baseline(task, train, settings.seed, say)
+    example = test.images[:64]
+    graph = analyze(model, example[:1])
+    result = None
+    for event in settings.steps(model, graph, task):
+        say(line(event, graph.macs))
+        if isinstance(event, Finished):
+            result = event.result
+    assert result is not None
+    verification = verify(model, result.plan, example)
+    seconds = latency({"before": model, "after": result.model}, example)
+    save(result, folder)
+    return Demo(result, verification, seconds)
+
+
+def train_baseline(task: Task, train: Arrays, seed: int, say: Callable[[str], None]) -> nn.Module:
+    """A ResNet-14 for 8x8 images."""
+    with seeded(seed):
+        model = CifarResNet(14, in_channels=1)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=5e-4, nesterov=True)
+    steps = BASELINE_EPOCHS * len(train)
+    model.train()
+    for epoch in range(BASELINE_EPOCHS):
+        with seeded(seed, epoch):
+            before = epoch * len(train)
+            train_epoch(model, train, task.loss, optimizer, rate=lambda s, b=before: triangle(b + s, steps, 0.01, 0.2))
+        say(f"training the baseline, epoch {epoch + 1:2} of {BASELINE_EPOCHS}: {task.metrics(model)['accuracy']:.2f}%")
+    return model
+
+
+def line(event: Event, macs: int) -> str:
+    """An event in one line."""
+    return f"{event.name:<18} {event.macs / macs:7.1%} of the MACs  accuracy {event.metrics['accuracy']:6.2f}%"

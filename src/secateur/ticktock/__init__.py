@@ -1,0 +1,1 @@
+"""The paper's schedule: settings, the run, and what it reports."""

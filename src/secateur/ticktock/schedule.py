@@ -1,0 +1,176 @@
+"""The settings of Tick-Tock, with the paper's values as defaults. Torch is imported when a run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from secateur.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from secateur.channels.groups import ChannelGraph
+    from secateur.pruning.scores import Score
+    from secateur.ticktock.events import Event, Result
+    from secateur.training.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class TickTock:
+    """Prune by Tick-Tock: Ticks train the gates and remove a little, Tocks train everything; then fine-tune.
+
+    >>> TickTock(keep_macs=0.4).ticks_per_tock
+    10
+    """
+
+    keep_macs: float | None = None
+    """Stop when the network has this share of its MACs left. One budget is needed."""
+
+    keep_params: float | None = None
+    """The same for parameters."""
+
+    keep_filters: float | None = None
+    """The same for filters."""
+
+    score: str | Score = "taylor"
+    """What a channel is worth: taylor (the paper's), slim, pcnn, l1, l2, fpgm, apoz, random, or a Score of your own."""
+
+    rank: Literal["score", "score_per_mac", "score_per_param"] = "score"
+    """Rank by the score as it is, or per MAC or parameter that removing the channel would save."""
+
+    tick_removes: float = 0.01
+    """Share of the remaining filters that a Tick removes. The paper: 0.01, and 0.002 for ResNets."""
+
+    tick_data: float = 1.0
+    """Share of the training data that a Tick sees, drawn anew each time."""
+
+    tick_per_class: int | None = None
+    """Instead: this many examples of each class. The paper: 100 on ImageNet."""
+
+    tick_epochs: int = 1
+    """Epochs of a Tick."""
+
+    tick_lr: float = 1e-3
+    """Learning rate of a Tick."""
+
+    tick_shifts: bool = False
+    """Whether a Tick trains the gated batch norms' shifts beside the gates and the final layer."""
+
+    ticks_per_tock: int = 10
+    """A Tock follows this many Ticks; 0: there are no Tocks."""
+
+    tock_first: bool = False
+    """Whether a Tock comes before the first Tick."""
+
+    tock_epochs: int = 10
+    """Epochs of a Tock."""
+
+    tock_lr: tuple[float, float] = (1e-3, 1e-2)
+    """Learning rate of a Tock: rises from the first to the second and falls back, linearly, step by step."""
+
+    sparsity: float = 1e-3
+    """Weight of the L1 term on the gates in a Tock."""
+
+    finetune_epochs: int = 40
+    """Epochs of training after pruning."""
+
+    finetune_lr: tuple[float, float] = (1e-3, 1e-2)
+    """Learning rate of fine-tuning, in the shape of a Tock's."""
+
+    momentum: float = 0.9
+    """Momentum of SGD."""
+
+    weight_decay: float = 1e-4
+    """Weight decay of SGD, on the gates too."""
+
+    min_channels: int = 1
+    """No group of channels gets narrower than this."""
+
+    min_ratio: float = 0.1
+    """No group of channels gets narrower than this share of its width."""
+
+    multiple_of: int = 1
+    """Keep widths at multiples of this, as hardware likes them: 8 or 16."""
+
+    at_least: Mapping[str, float] = field(default_factory=dict)
+    """By name of a layer, with wildcards: how many channels to keep of it (2), or which share (0.5; 1.0 for all)."""
+
+    filter_scale: Literal["norm", "mean"] = "norm"
+    """Gates of filters without batch norm: the filter's norm, or with "mean" the paper's, for tiny learning rates."""
+
+    cut: Literal["auto", "now", "end"] = "auto"
+    """When removed channels are cut out of the tensors: after every Tick, at the end, or whichever is faster here."""
+
+    evaluate: Literal["always", "phases", "end"] = "always"
+    """When the metrics are computed: after every epoch, at the end of Tocks and of fine-tuning, or at the end only."""
+
+    seed: int = 0
+    """Seed of everything random in a run."""
+
+    def __post_init__(self) -> None:
+        budgets = {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
+        if len(budgets) != 1:
+            got = " and ".join(budgets) if budgets else "none"
+            raise InvalidSetting(f"one budget is needed: keep_macs, keep_params or keep_filters; got {got}")
+        name, share = budgets.popitem()
+        if not 0 < share <= 1:
+            raise InvalidSetting(f"{name} is the share that is left, above 0 and at most 1, got {share}")
+        for name in ("tick_removes", "tick_data"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InvalidSetting(f"{name} is a share, above 0 and at most 1, got {getattr(self, name)}")
+        for name in ("tick_epochs", "tock_epochs", "min_channels", "multiple_of"):
+            if getattr(self, name) < 1:
+                raise InvalidSetting(f"{name} must be 1 or more, got {getattr(self, name)}")
+        for name in ("ticks_per_tock", "finetune_epochs", "sparsity", "momentum", "weight_decay", "tick_lr"):
+            if getattr(self, name) < 0:
+                raise InvalidSetting(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.tick_per_class is not None and self.tick_per_class < 1:
+            raise InvalidSetting(f"tick_per_class must be 1 or more, got {self.tick_per_class}")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise InvalidSetting(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+
+    @classmethod
+    def one_shot(cls, **settings: Any) -> TickTock:
+        """The baseline that scores once and removes everything at once."""
+        return cls(**{"tick_removes": 1.0, "ticks_per_tock": 0, **settings})
+
+    @classmethod
+    def tick_only(cls, **settings: Any) -> TickTock:
+        """The baseline without Tocks."""
+        return cls(**{"ticks_per_tock": 0, **settings})
+
+    def but(self, **settings: Any) -> TickTock:
+        """The same with other values for some settings."""
+        return replace(self, **settings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON; a score of your own is named by its class."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        score = self.score if isinstance(self.score, str) else type(self.score).__name__
+        return {**values, "score": score, "at_least": dict(self.at_least)}
+
+    def __call__(self, model: nn.Module, graph: ChannelGraph, task: Task) -> Result:
+        """Prune and fine-tune a copy of the model."""
+        from secateur.ticktock.events import Finished
+
+        *_, last = self.steps(model, graph, task)
+        assert isinstance(last, Finished)
+        return last.result
+
+    def steps(self, model: nn.Module, graph: ChannelGraph, task: Task) -> Iterator[Event]:
+        """The same, as events: Start, then Tick and Tock by turns, FineTune per epoch, and Finished with the result."""
+        from secateur.ticktock.run import Run
+
+        return Run(self, model, graph, task).events()
+
+
+BUDGETS = ("keep_macs", "keep_params", "keep_filters")
+CHOICES = {
+    "rank": ("score", "score_per_mac", "score_per_param"),
+    "filter_scale": ("norm", "mean"),
+    "cut": ("auto", "now", "end"),
+    "evaluate": ("always", "phases", "end"),
+}

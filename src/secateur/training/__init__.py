@@ -1,0 +1,1 @@
+"""How to train: tasks, batches, epochs. Nothing here knows of pruning."""

@@ -1,0 +1,158 @@
+"""A task: a model's loss and metrics over its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from secateur.errors import InvalidTask
+from secateur.training.batches import on_device
+
+Loss = Callable[[nn.Module, Any], Tensor]
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Any loss over any batches. `classification` and `segmentation` are ready-made.
+
+    train: batches, gone through once per epoch: a DataLoader, a list, or any iterable that starts anew each time.
+    loss: from the model and a batch, which has been moved to the model's device, to a scalar.
+    evaluate: from the model, in evaluation mode, to named numbers; the first is the one that matters most.
+    """
+
+    train: Iterable[Any]
+    loss: Loss
+    evaluate: Evaluate | None = None
+
+    def metrics(self, model: nn.Module) -> dict[str, float]:
+        """The numbers of `evaluate`; none without it."""
+        if self.evaluate is None:
+            return {}
+        with evaluating(model):
+            return {name: float(value) for name, value in self.evaluate(model).items()}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and no gradients for a while; every module gets its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def classification(train: Iterable[Any], test: Iterable[Any] | None = None, *, label_smoothing: float = 0.0) -> Task:
+    """Images and labels in, cross-entropy; accuracy in percent, and loss, over all images of `test`."""
+    check = LabelCheck()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        images, labels = pair(batch)
+        logits = output_of(model, images)
+        check(labels, logits.shape[1], -100)
+        return F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        right = total = summed = 0.0
+        for batch in on_device(test or (), model):
+            images, labels = pair(batch)
+            logits = output_of(model, images)
+            check(labels, logits.shape[1], -100)
+            right += (logits.argmax(1) == labels).sum()
+            summed += F.cross_entropy(logits.float(), labels, reduction="sum")
+            total += labels.numel()
+        if not total:
+            raise InvalidTask("the test data holds no images: pass test=None to go without")
+        return {"accuracy": 100 * float(right) / total, "loss": float(summed) / total}
+
+    return Task(train, loss, evaluate if test is not None else None)
+
+
+def segmentation(
+    train: Iterable[Any], test: Iterable[Any] | None = None, *, num_classes: int, ignore_index: int = 255
+) -> Task:
+    """Images and label maps in, cross-entropy per pixel; mean IoU and pixel accuracy in percent over all of `test`."""
+    check = LabelCheck()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        images, labels = pair(batch)
+        logits = output_of(model, images)
+        check(labels, logits.shape[1], ignore_index)
+        return F.cross_entropy(logits, labels, ignore_index=ignore_index)
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        counts: Tensor | None = None
+        for batch in on_device(test or (), model):
+            images, labels = pair(batch)
+            predicted = output_of(model, images).argmax(1)
+            check(labels, num_classes, ignore_index)
+            valid = labels != ignore_index
+            cells = num_classes * labels[valid] + predicted[valid]
+            seen = torch.bincount(cells, minlength=num_classes**2)
+            counts = seen if counts is None else counts + seen
+        if counts is None:
+            raise InvalidTask("the test data holds no images: pass test=None to go without")
+        table = counts.reshape(num_classes, num_classes).double()
+        hits, union = table.diag(), table.sum(0) + table.sum(1) - table.diag()
+        present = union > 0
+        return {
+            "miou": 100 * float((hits[present] / union[present]).mean()),
+            "pixel_accuracy": 100 * float(hits.sum() / table.sum()),
+        }
+
+    return Task(train, loss, evaluate if test is not None else None)
+
+
+def pair(batch: Any) -> tuple[Any, Tensor]:
+    """Images and labels, from a pair or a dict of that kind."""
+    if isinstance(batch, Mapping) and len(batch) == 2:
+        batch = tuple(batch.values())
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
+        raise InvalidTask(
+            f"a batch must be images and labels, got {type(batch).__name__}; for other batches write "
+            "Task(train, loss=lambda model, batch: ...)"
+        )
+    return batch[0], batch[1]
+
+
+def output_of(model: nn.Module, images: Any) -> Tensor:
+    """The one tensor that a classifier gives, or the "out" of torchvision's segmentation networks."""
+    output = model(images)
+    if isinstance(output, Mapping) and isinstance(output.get("out"), Tensor):
+        output = output["out"]
+    if not isinstance(output, Tensor):
+        raise InvalidTask(
+            f"the model gives a {type(output).__name__} instead of one tensor of scores; write "
+            "Task(train, loss=lambda model, batch: ...) that takes what you need of it"
+        )
+    return output
+
+
+class LabelCheck:
+    """Labels must name classes of the model. On the CPU every batch is looked at, elsewhere the first one."""
+
+    def __init__(self) -> None:
+        self.looked = False
+
+    def __call__(self, labels: Tensor, num_classes: int, ignored: int) -> None:
+        if self.looked and labels.device.type != "cpu":
+            return
+        self.looked = True
+        if labels.is_floating_point():
+            return  # class probabilities
+        wrong = labels[(labels != ignored) & ((labels < 0) | (labels >= num_classes))]
+        if wrong.numel():
+            raise InvalidTask(
+                f"label {int(wrong[0])} is out of range: the model has {num_classes} classes, so labels go from 0 to "
+                f"{num_classes - 1}"
+            )
