@@ -117,7 +117,9 @@ class Watching(Score):
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
             # (batch, channels, space) for any number of axes of space; the channels of a linear layer come last.
             channel_axis = -1 if isinstance(module, nn.Linear) else min(1, output.dim() - 1)
-            self.see(number, output, lambda t: t.movedim(channel_axis, -1).flatten(1, -2))
+            self.see(
+                number, output, lambda t: t.movedim(channel_axis, -1).reshape(t.shape[0], -1, t.shape[channel_axis])
+            )
 
         return hook
 

@@ -97,7 +97,6 @@ class Run:
         yield from self._finetune()
         started = time.perf_counter()
         metrics = self.history[-1].metrics or self.task.metrics(self.model)
-        self.model.eval()
         yield self._note(Finished, metrics, started, result=self._result())
 
     def _tick(self) -> Tick:
@@ -225,7 +224,9 @@ class Run:
         )
 
     def _result(self) -> Result:
-        return Result(model=self.model, plan=self.pruner.plan, settings=self.settings, history=tuple(self.history))
+        return Result(
+            model=self.model.eval(), plan=self.pruner.plan, settings=self.settings, history=tuple(self.history)
+        )
 
     def _note(self, kind: type[Some], metrics: dict[str, float], started: float, **values: Any) -> Some:
         cost: Cost = self.pruner.cost

@@ -37,7 +37,12 @@ def on_device(batches: Iterable[Any], model: nn.Module) -> Iterator[Any]:
 
 def count(batches: Iterable[Any]) -> int:
     """How many batches there are; sources without a length are gone through once."""
-    number = len(batches) if hasattr(batches, "__len__") else sum(1 for _ in batches)  # pyright: ignore
+    if isinstance(batches, Iterator):
+        raise InvalidTask("the training data can be gone through only once: pass a DataLoader or a list")
+    try:
+        number = len(batches)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        number = sum(1 for _ in batches)
     if not number:
         raise InvalidTask("the training data yields no batches")
     return number

@@ -1,0 +1,153 @@
+"""Settings: the paper's values, and what is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from small import SIZE, batches, prepared, quick
+from torch import nn
+
+import secateur
+from secateur import InvalidModel, InvalidSetting, InvalidTask, Task, TickTock, UnknownName, UnreachableBudget
+
+
+def test_the_defaults_are_the_papers() -> None:
+    settings = TickTock(keep_macs=0.4)
+    assert (settings.tick_removes, settings.tick_lr, settings.tick_epochs, settings.tick_data) == (0.01, 1e-3, 1, 1.0)
+    assert (settings.ticks_per_tock, settings.tock_epochs, settings.tock_lr) == (10, 10, (1e-3, 1e-2))
+    assert (settings.sparsity, settings.momentum, settings.weight_decay) == (1e-3, 0.9, 1e-4)
+    assert (settings.finetune_epochs, settings.finetune_lr) == (40, (1e-3, 1e-2))
+    assert (settings.min_channels, settings.min_ratio, settings.tock_first) == (1, 0.1, False)
+
+
+def test_presets_and_changes() -> None:
+    assert TickTock.one_shot(keep_macs=0.2).tick_removes == 1.0
+    assert TickTock.tick_only(keep_macs=0.2, tick_removes=0.05).but(seed=3) == TickTock(
+        keep_macs=0.2, ticks_per_tock=0, tick_removes=0.05, seed=3
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "one budget is needed: .* got none"),
+        ({"keep_macs": 0.5, "keep_params": 0.5}, "got keep_macs and keep_params"),
+        ({"keep_macs": 1.5}, "keep_macs is the share that is left, above 0 and at most 1, got 1.5"),
+        ({"keep_filters": 0.0}, "keep_filters is the share"),
+        ({"keep_macs": 0.5, "tick_removes": 0.0}, "tick_removes is a share"),
+        ({"keep_macs": 0.5, "tick_data": 1.1}, "tick_data is a share"),
+        ({"keep_macs": 0.5, "tock_epochs": 0}, "tock_epochs must be 1 or more, got 0"),
+        ({"keep_macs": 0.5, "ticks_per_tock": -1}, "ticks_per_tock must not be negative"),
+        ({"keep_macs": 0.5, "tick_per_class": 0}, "tick_per_class must be 1 or more"),
+        ({"keep_macs": 0.5, "rank": "size"}, "rank must be one of score, score_per_mac, score_per_param, got 'size'"),
+        ({"keep_macs": 0.5, "cut": "never"}, "cut must be one of auto, now, end"),
+    ],
+)
+def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSetting, match=message):
+        TickTock(**settings)
+
+
+def refuse(error: type[Exception], message: str, settings: TickTock, model: nn.Module, graph: Any, task: Task) -> None:
+    """It raises before the model is touched."""
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(error, match=message):
+        settings(model, graph, task)
+    assert list(before) == list(model.state_dict())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_budget_below_the_floors() -> None:
+    message = (
+        r"keep_macs=0.05 cannot be reached: with every group at its floor .*% of the MACs are left\. The floors that"
+    )
+    refuse(UnreachableBudget, message, quick(keep_macs=0.05, min_ratio=0.5), *prepared())
+
+
+def test_a_layer_that_does_not_exist() -> None:
+    refuse(
+        UnknownName,
+        "no layer with removable channels 'innr'; did you mean 'inner'",
+        quick(at_least={"innr": 1.0}),
+        *prepared(),
+    )
+
+
+def test_limits_of_layers_hold() -> None:
+    net, graph, task = prepared()
+    result = quick(at_least={"inner": 1.0, "bare": 8}, finetune_epochs=0)(net, graph, task)
+    assert result.model.inner.out_channels == 12
+    assert result.model.bare.out_channels >= 8
+
+
+def test_widths_are_multiples() -> None:
+    net, graph, task = prepared()
+    result = quick(multiple_of=4, finetune_epochs=0)(net, graph, task)
+    widths = [result.model.stem.out_channels, result.model.inner.out_channels]
+    assert all(width % 4 == 0 for width in widths)
+    assert result.model.bare.out_channels in (4, 8, 10)
+    assert result.model.hidden.out_features in (4, 8, 9)
+
+
+def test_unknown_scores() -> None:
+    refuse(UnknownName, "there is no score 'tailor'; did you mean 'taylor'", quick(score="tailor"), *prepared())
+
+
+@pytest.mark.parametrize("score", ["slim", "pcnn", "l1", "l2", "fpgm", "apoz", "random"])
+@pytest.mark.parametrize("rank", ["score", "score_per_mac"])
+def test_other_scores_run_the_same_schedule(score: str, rank: str) -> None:
+    net, graph, task = prepared()
+    result = quick(score=score, rank=rank, ticks_per_tock=0, finetune_epochs=0, tick_removes=0.3)(net, graph, task)
+    assert result.after.macs <= 0.5 * graph.macs
+    assert not any(m._forward_hooks for m in result.model.modules())
+
+
+def test_no_batches() -> None:
+    net, graph, task = prepared()
+    refuse(InvalidTask, "the training data yields no batches", quick(), net, graph, Task([], task.loss))
+
+
+def test_losses_that_cannot_be_trained_on() -> None:
+    net, graph, task = prepared()
+
+    def with_loss(loss: Any) -> Task:
+        return Task(task.train, loss)
+
+    refuse(InvalidTask, r"must be a scalar, got shape \(16, 4\)", quick(), net, graph, with_loss(lambda m, b: m(b[0])))
+    refuse(InvalidTask, "has no gradient", quick(), net, graph, with_loss(lambda m, b: m(b[0]).sum().detach()))
+    refuse(
+        InvalidTask, "must be a tensor, got float", quick(), net, graph, with_loss(lambda m, b: m(b[0]).sum().item())
+    )
+
+
+def test_labels_out_of_range() -> None:
+    wrong = [(images, labels + 3) for images, labels in batches()]
+    net, graph, task = prepared(train=wrong)
+    refuse(
+        InvalidTask,
+        "label [456] is out of range: the model has 4 classes, so labels go from 0 to 3",
+        quick(),
+        net,
+        graph,
+        task,
+    )
+
+
+def test_a_model_without_a_removable_channel() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(2 * SIZE * SIZE, 4)).double()
+    graph = secateur.analyze(net, batches()[0][0])
+    task = secateur.classification(batches())
+    refuse(
+        InvalidModel,
+        "no channel of this model can be removed: each reaches the model's output",
+        quick(keep_macs=1.0),
+        net,
+        graph,
+        task,
+    )
+    refuse(UnreachableBudget, "with every group at its floor 100.0% of the MACs", quick(), net, graph, task)
+
+
+def test_the_graph_of_another_network() -> None:
+    _, graph, task = prepared()
+    refuse(secateur.InvalidPlan, "the graph is of another network", quick(), nn.Conv2d(2, 8, 3).double(), graph, task)

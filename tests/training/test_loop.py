@@ -1,0 +1,102 @@
+"""Epochs and learning rates."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from secateur import InvalidTask, NonFiniteLoss
+from secateur.training.loop import mix, seeded, train_epoch, triangle
+
+
+def data(count: int = 5) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(4, 3, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(count)]
+
+
+def squared(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def test_one_cycle_at_given_iterations() -> None:
+    # 391 batches, 10 epochs, 1e-3 to 1e-2 and back.
+    rates = [triangle(step, 3910, 1e-3, 1e-2) for step in range(3910)]
+    assert rates[0] == 1e-3
+    assert rates[1955] == pytest.approx(1e-2)
+    assert rates[1955 // 2] == pytest.approx(1e-3 + 9e-3 * 977 / 1955)
+    assert rates[3909] == pytest.approx(1e-3 + 9e-3 / 1955)
+    assert max(rates) == rates[1955]
+    rises = [b - a for a, b in pairwise(rates[:1956])]
+    assert max(rises) == pytest.approx(min(rises))
+    assert rates[100] == pytest.approx(rates[3910 - 100])
+
+
+def test_an_epoch_is_what_a_plain_loop_does() -> None:
+    torch.manual_seed(0)
+    net, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    other.load_state_dict(net.state_dict())
+    seen = []
+    optimizer = torch.optim.SGD(net.parameters(), momentum=0.9, weight_decay=0.1)
+    loss = train_epoch(
+        net, data(), squared, optimizer, rate=lambda s: 0.1 / (1 + s), after_backward=lambda: seen.append(1)
+    )
+    optimizer = torch.optim.SGD(other.parameters(), momentum=0.9, weight_decay=0.1)
+    losses = []
+    for step, batch in enumerate(data()):
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
+        value = squared(other, batch)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        losses.append(float(value.detach()))
+    assert torch.equal(net.weight, other.weight)
+    assert loss == pytest.approx(sum(losses) / 5)
+    assert len(seen) == 5
+    assert net.weight.grad is None
+
+
+def test_gradients_of_parameters_that_no_optimizer_has_do_not_pile_up() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    sizes = []
+    optimizer = torch.optim.SGD(net[1].parameters())
+    train_epoch(
+        net,
+        data(1) * 3,
+        squared,
+        optimizer,
+        rate=lambda s: 0.0,
+        after_backward=lambda: sizes.append(net[0].weight.grad.norm()),
+    )
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_stops_at_its_step(bad: float) -> None:
+    batches = data()
+    batches[3][1][0] = bad
+    net = nn.Linear(3, 1)
+    with pytest.raises(NonFiniteLoss) as caught:
+        train_epoch(net, batches, squared, torch.optim.SGD(net.parameters()), rate=lambda s: 0.01)
+    assert caught.value.step == 3
+    assert net.weight.isfinite().all()
+
+
+def test_no_batches() -> None:
+    net = nn.Linear(3, 1)
+    with pytest.raises(InvalidTask, match="yields no batches"):
+        train_epoch(net, iter(()), squared, torch.optim.SGD(net.parameters()), rate=lambda s: 0.01)
+
+
+def test_seeds() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    drawn = []
+    for counters in [(1, 2), (1, 2), (2, 1), (1,)]:
+        with seeded(0, *counters):
+            drawn.append(float(torch.rand(())))
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) == 3
+    assert torch.equal(before, torch.get_rng_state())
+    assert len({mix(seed, phase, epoch) for seed in range(4) for phase in range(20) for epoch in range(20)}) == 1600

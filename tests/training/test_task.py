@@ -1,0 +1,106 @@
+"""Tasks: losses and metrics against a second computation."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from secateur import InvalidTask, Task, classification, segmentation
+
+
+class Fixed(nn.Module):
+    """Gives back what it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.ones(()))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        assert not self.training or torch.is_grad_enabled()
+        return scores * self.one
+
+
+def test_accuracy_counts_images_not_batches() -> None:
+    # All 3 of the large batch right, the only one of the small batch wrong.
+    large = (torch.eye(4)[[0, 1, 2]], torch.tensor([0, 1, 2]))
+    little = (torch.eye(4)[[0]], torch.tensor([3]))
+    model = Fixed().train()
+    metrics = classification([large], [large, little]).metrics(model)
+    assert metrics["accuracy"] == pytest.approx(75)
+    scores, labels = torch.cat([large[0], little[0]]), torch.cat([large[1], little[1]])
+    assert metrics["loss"] == pytest.approx(float(F.cross_entropy(scores, labels)))
+    assert model.training
+
+
+def test_evaluation_gives_every_module_its_own_mode_back() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(), Fixed()).train()
+    model[0].eval()
+    classification([], [(torch.eye(4), torch.arange(4))]).metrics(model)
+    assert [m.training for m in model] == [False, True, True]
+
+
+def test_label_smoothing() -> None:
+    scores, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 0])
+    loss = classification([], label_smoothing=0.1).loss(Fixed(), (scores, labels))
+    target = 0.9 * F.one_hot(labels, 4) + 0.1 / 4
+    assert float(loss.detach()) == pytest.approx(float(-(target * scores.log_softmax(1)).sum(1).mean()))
+
+
+def test_mean_intersection_over_union() -> None:
+    torch.manual_seed(0)
+    scores, labels = torch.randn(2, 5, 6, 6), torch.randint(0, 4, (2, 6, 6))  # class 4 is never there, but predicted
+    labels[0, 0] = 255
+    task = segmentation([], [(scores[:1], labels[:1]), (scores[1:], labels[1:])], num_classes=5)
+    predicted, valid = scores.argmax(1), labels != 255
+    ratios = []
+    for number in range(5):
+        here, there = (predicted == number) & valid, (labels == number) & valid
+        ratios.append(float((here & there).sum() / (here | there).sum()))
+    metrics = task.metrics(Fixed())
+    assert metrics["miou"] == pytest.approx(100 * sum(ratios) / 5)
+    assert metrics["pixel_accuracy"] == pytest.approx(100 * float((predicted == labels)[valid].float().mean()))
+    assert float(task.loss(Fixed(), (scores, labels)).detach()) == pytest.approx(
+        float(F.cross_entropy(scores, labels, ignore_index=255))
+    )
+
+
+def test_a_dict_of_outputs_as_torchvision_gives_it() -> None:
+    class Wrapped(Fixed):
+        def forward(self, scores: Tensor) -> dict[str, Tensor]:
+            return OrderedDict(out=super().forward(scores), aux=scores)
+
+    batch = (torch.randn(1, 3, 2, 2), torch.zeros(1, 2, 2, dtype=torch.long))
+    assert segmentation([], num_classes=3).loss(Wrapped(), batch).dim() == 0
+
+
+def test_without_test_data_there_are_no_metrics() -> None:
+    assert classification([]).metrics(Fixed()) == {}
+    with pytest.raises(InvalidTask, match="the test data holds no images"):
+        classification([], []).metrics(Fixed())
+
+
+@pytest.mark.parametrize("label", [4, -1])
+def test_labels_out_of_range(label: int) -> None:
+    task = classification([], [(torch.eye(4), torch.tensor([0, 1, 2, label]))])
+    message = f"label {label} is out of range: the model has 4 classes"
+    with pytest.raises(InvalidTask, match=message):
+        task.metrics(Fixed())
+    with pytest.raises(InvalidTask, match=message):
+        task.loss(Fixed(), (torch.eye(4), torch.tensor([0, 1, 2, label])))
+
+
+def test_batches_and_outputs_of_another_kind() -> None:
+    with pytest.raises(
+        InvalidTask, match=r"a batch must be images and labels, got Tensor; for other batches write Task"
+    ):
+        classification([]).loss(Fixed(), torch.eye(4))
+    pair = type("Pair", (Fixed,), {"forward": lambda self, x: (x, x)})()
+    with pytest.raises(InvalidTask, match="the model gives a tuple instead of one tensor of scores"):
+        classification([]).loss(pair, (torch.eye(4), torch.arange(4)))
+
+
+def test_any_loss_and_any_metric() -> None:
+    task = Task([1], lambda model, batch: model(torch.tensor(2.0)), lambda model: {"norm": model.one.detach()})
+    assert task.metrics(Fixed()) == {"norm": 1.0}
