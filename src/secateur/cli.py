@@ -138,6 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
         text = command.run()
+    except KeyboardInterrupt:
+        print("secateur: interrupted", file=sys.stderr)
+        sys.exit(130)
     except SecateurError as error:
         if command.debug:
             raise

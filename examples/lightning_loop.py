@@ -1,0 +1,60 @@
+"""Prune while Lightning trains: a callback of two methods."""
+
+import lightning
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import secateur
+from secateur.data.digits import digits
+from secateur.models.resnet_cifar import CifarResNet
+
+
+class Prune(lightning.Callback):
+    """Remove a share of the filters after every epoch until the budget is met."""
+
+    def __init__(self, pruner: secateur.Pruner, fraction: float, keep_macs: float):
+        self.pruner, self.fraction, self.keep_macs = pruner, fraction, keep_macs
+
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        self.pruner.observe()  # Lightning calls this once per step, unscaled and before clipping
+
+    def on_train_epoch_end(self, trainer, module):
+        optimizer = trainer.optimizers[0]
+        removal = self.pruner.prune(self.fraction, keep_macs=self.keep_macs, optimizer=optimizer)
+        print(f"epoch {trainer.current_epoch + 1}: {removal.filters} filters removed, {removal.cost.macs:,} MACs left")
+
+
+class Digits(lightning.LightningModule):
+    def __init__(self, model: torch.nn.Module):
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch, number):
+        images, labels = batch
+        return F.cross_entropy(self.model(images), labels)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+
+
+lightning.seed_everything(0, verbose=False)
+train, test = digits()
+loader = DataLoader(TensorDataset(train.images, train.labels), batch_size=64, shuffle=True)
+model = CifarResNet(8, in_channels=1)
+pruner = secateur.Pruner(model, torch.randn(1, 1, 8, 8))
+trainer = lightning.Trainer(
+    max_epochs=4,
+    accelerator="cpu",
+    callbacks=[Prune(pruner, fraction=0.2, keep_macs=0.5)],
+    gradient_clip_val=5.0,
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+)
+trainer.fit(Digits(model), loader)
+
+model = pruner.finish().eval()
+accuracy = (model(test.images).argmax(1) == test.labels).float().mean()
+print(f"{pruner.cost.macs / pruner.graph.macs:.0%} of the MACs, {100 * accuracy:.1f}% of the test images right")

@@ -1,0 +1,91 @@
+"""Results on disk."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import secateur
+from secateur.results.artifact import write
+from secateur.results.bench import latency
+
+
+def build() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 3)
+    )
+
+
+@pytest.fixture(scope="module")
+def result() -> secateur.Result:
+    data = [(torch.randn(8, 1, 8, 8), torch.arange(8) % 3) for _ in range(2)]
+    model = build()
+    settings = secateur.TickTock.one_shot(keep_macs=0.5, finetune_epochs=1)
+    return settings(model, secateur.analyze(model, data[0][0]), secateur.classification(data, data))
+
+
+def test_what_is_saved_can_be_loaded_as_the_card_says(result: secateur.Result, tmp_path: Path, monkeypatch) -> None:
+    folder = secateur.save(result, tmp_path / "new" / "result")
+    assert sorted(p.name for p in folder.iterdir()) == ["card.md", "history.jsonl", "model.safetensors", "plan.json"]
+    code = re.search(r"```python\n(.*?)```", (folder / "card.md").read_text(), re.DOTALL)
+    assert code is not None
+    monkeypatch.chdir(folder)
+    names = {"build": build, "example": torch.randn(8, 1, 8, 8)}
+    exec(code[1], names)
+    for (name, saved), loaded in zip(
+        result.model.state_dict().items(), names["model"].state_dict().values(), strict=True
+    ):
+        assert torch.equal(saved, loaded), name
+
+
+def test_card_and_history(result: secateur.Result, tmp_path: Path) -> None:
+    secateur.save(result, tmp_path)
+    card = (tmp_path / "card.md").read_text()
+    assert f"| MACs | {result.before.macs:,} | {result.after.macs:,} |" in card
+    assert "| accuracy |" in card
+    lines = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["Start", "Tick", "FineTune"]
+    assert lines[1]["removed"]
+
+
+def test_saving_again_replaces(result: secateur.Result, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("old")
+    secateur.save(result, tmp_path)
+    assert json.loads((tmp_path / "plan.json").read_text())["format"] == "secateur-plan"
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+
+    def fail(target: Path) -> None:
+        target.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "file", fail)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("file", "old")]
+
+
+class Sleeper(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert not self.training
+        self.calls += 1
+        time.sleep(1.0 if self.calls == 5 else 0.02)
+        return x
+
+
+def test_latency_is_a_median_after_warm_up() -> None:
+    model = Sleeper().train()
+    seconds = latency({"one": model, "other": nn.Identity()}, torch.ones(1), repetitions=5)
+    assert model.calls == 8
+    assert 0.02 <= seconds["one"] < 0.5
+    assert model.training

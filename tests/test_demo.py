@@ -1,0 +1,44 @@
+"""The demo does the whole job."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from secateur.recipes import demo
+
+
+def test_the_whole_job_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "BASELINE_EPOCHS", 2)
+    said: list[str] = []
+    settings = demo.SETTINGS.but(tick_removes=0.3, ticks_per_tock=2, tock_epochs=1, finetune_epochs=1)
+    done = demo.run_demo(tmp_path / "out", settings, said.append)
+    assert said[0].startswith("training the baseline, epoch  1 of 2: ")
+    assert any(text.startswith("Tick 1 ") for text in said)
+    assert said[-1].startswith("Finished")
+    assert done.result.after.macs <= 0.4 * done.result.before.macs
+    assert done.verification.agrees
+    assert json.loads(json.dumps(done.to_dict()))["MACs"]["before"] == done.result.before.macs
+    lines = str(done).splitlines()
+    assert [line.split()[0] for line in lines[1:5]] == ["MACs", "parameters", "accuracy", "CPU"]
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_wrong_budget_is_one_line(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "secateur", "demo", "--keep-macs", "1.5"]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "secateur: keep_macs is the share that is left, above 0 and at most 1, got 1.5\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_demo_keeps_its_promise(tmp_path: Path, seed: int) -> None:
+    arguments = [sys.executable, "-m", "secateur", "demo", "--json", "--seed", str(seed)]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, check=True)
+    numbers = json.loads(done.stdout)
+    assert numbers["MACs"]["after"] <= 0.4 * numbers["MACs"]["before"]
+    assert numbers["accuracy (%)"]["after"] >= numbers["accuracy (%)"]["before"] - 1
+    assert numbers["verified_to"] < 1e-9
