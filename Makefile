@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # The CPU build of torch cannot load torchvision's compiled operators; tests/shim supplies them.
 BENCHMARK := PYTHONPATH=tests/shim $(BIN)/python
 
-.PHONY: demo test test-slow lint format types coverage speed clean
+.PHONY: demo test test-slow lint format types coverage speed ranking schedules overhead clean
 
 demo: $(VENV)/.cli
 	$(BIN)/secateur demo
@@ -32,6 +32,15 @@ coverage: $(VENV)/.benchmarks
 
 speed: $(VENV)/.benchmarks
 	$(BENCHMARK) benchmarks/analysis_speed.py
+
+ranking: $(VENV)/.dev
+	$(BIN)/python benchmarks/ranking.py
+
+schedules: $(VENV)/.dev
+	$(BIN)/python benchmarks/schedules.py
+
+overhead: $(VENV)/.dev
+	$(BIN)/python benchmarks/gate_overhead.py
 
 clean:
 	rm -rf $(VENV)

@@ -73,6 +73,5 @@ for _ in range(8):
 task = secateur.Task(batches, loss, evaluate)
 graph = secateur.analyze(model, torch.randn(1, 1, SIZE, SIZE))
 settings = secateur.TickTock(keep_macs=0.5, tick_removes=0.1, ticks_per_tock=3, tock_epochs=1, finetune_epochs=6)
-for event in settings.steps(model, graph, task):
-    numbers = ", ".join(f"{name} {value:.2f}" for name, value in event.metrics.items())
-    print(f"{event.name:<18} {event.macs / graph.macs:6.1%} of the MACs, {numbers}")
+result = settings(model, graph, task, progress=print)
+print(result)

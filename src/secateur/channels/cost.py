@@ -73,8 +73,59 @@ def is_kept(channels: Tensor, keep: Tensor) -> Tensor:
     return keep[channels.clamp_min(0)] | (channels < 0)
 
 
-def total(rows: Sequence[CostRow], keep: Tensor) -> int:
-    return sum(row.value(keep) for row in rows)
+class Formula:
+    """The sum over rows from the widths of groups alone: channels of a group lie equally often on every axis.
+
+    Rows for which that is not so are counted index by index.
+    """
+
+    def __init__(self, rows: Sequence[CostRow], group_of: Tensor) -> None:
+        self.group_of = group_of
+        self.num_groups = int(group_of.max()) + 1 if group_of.numel() else 0
+        self.odd: list[CostRow] = []
+        volumes: list[int] = []
+        fixed: list[list[int]] = []
+        axis_of: list[Tensor] = []
+        groups: list[Tensor] = []
+        times: list[Tensor] = []
+        most = max((len(row.sizes) for row in rows), default=0)
+        for row in rows:
+            terms = [self._terms(size, channels) for size, channels in zip(row.sizes, row.channels, strict=True)]
+            if any(term is None for term in terms):
+                self.odd.append(row)
+                continue
+            constants = [1] * most
+            for position, (constant, number, count) in enumerate(t for t in terms if t is not None):
+                constants[position] = constant
+                axis_of.append(torch.full_like(number, len(volumes) * most + position))
+                groups.append(number)
+                times.append(count)
+            volumes.append(row.volume)
+            fixed.append(constants)
+        empty = torch.empty(0, dtype=torch.long, device="cpu")
+        self.volumes = torch.tensor(volumes, dtype=torch.long, device="cpu")
+        self.fixed = torch.tensor(fixed, dtype=torch.long, device="cpu").reshape(len(volumes), most)
+        self.axis_of, self.groups, self.times = (torch.cat([*parts, empty]) for parts in (axis_of, groups, times))
+
+    def _terms(self, size: int, channels: Tensor | None) -> tuple[int, Tensor, Tensor] | None:
+        """A constant, the groups on this axis, and how often each channel of them lies there; None if not alike."""
+        empty = torch.empty(0, dtype=torch.long, device="cpu")
+        if channels is None:
+            return size, empty, empty
+        per_channel = torch.bincount(channels[channels >= 0], minlength=self.group_of.numel())
+        most = torch.zeros(self.num_groups, dtype=torch.long, device="cpu")
+        most.scatter_reduce_(0, self.group_of, per_channel, "amax")
+        if not torch.equal(most[self.group_of], per_channel):
+            return None
+        present = most.nonzero()[:, 0]
+        return int((channels < 0).sum()), present, most[present]
+
+    def __call__(self, keep: Tensor) -> int:
+        """The value when only these channels are kept."""
+        widths = torch.bincount(self.group_of[keep], minlength=self.num_groups)
+        sizes = self.fixed.flatten().index_add(0, self.axis_of, self.times * widths[self.groups])
+        regular = (self.volumes * sizes.reshape(self.fixed.shape).prod(1)).sum()
+        return int(regular) + sum(row.value(keep) for row in self.odd)
 
 
 def savings(rows: Sequence[CostRow], keep: Tensor) -> Tensor:

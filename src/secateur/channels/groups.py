@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secateur.channels.cost import Cost, CostRow, savings, total
+from secateur.channels.cost import Cost, CostRow, Formula, savings
 from secateur.channels.labels import Role
 from secateur.channels.sites import Site
 from secateur.errors import InvalidPlan, unknown_name
@@ -129,17 +129,33 @@ class ChannelGraph:
         return torch.ones(self.num_channels, dtype=torch.bool, device="cpu")
 
     @cached_property
+    def group_of(self) -> Tensor:
+        """For every channel the number of its group."""
+        sizes = torch.tensor([group.size for group in self.groups], dtype=torch.long, device="cpu")
+        return torch.repeat_interleave(sizes)
+
+    @cached_property
+    def count_macs(self) -> Formula:
+        """MACs from a boolean per channel."""
+        return Formula(self.layers, self.group_of)
+
+    @cached_property
+    def count_params(self) -> Formula:
+        """Parameters from a boolean per channel."""
+        return Formula(self.sizes, self.group_of)
+
+    @cached_property
     def macs(self) -> int:
-        return total(self.layers, self.all_kept())
+        return self.count_macs(self.all_kept())
 
     @cached_property
     def params(self) -> int:
-        return total(self.sizes, self.all_kept())
+        return self.count_params(self.all_kept())
 
     def cost(self, keep: Tensor | None = None) -> Cost:
         """MACs and parameters when only the channels of this boolean mask are kept."""
         keep = self.all_kept() if keep is None else keep
-        return Cost(total(self.layers, keep), total(self.sizes, keep))
+        return Cost(self.count_macs(keep), self.count_params(keep))
 
     def savings(self, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """MACs and parameters that the removal of each channel alone would save, as the network stands."""
@@ -190,6 +206,7 @@ class ChannelGraph:
                 {"name": f.name, "tensor": f.tensor, "axis": f.axis, "indices": f.indices.tolist(), "reason": f.reason}
                 for f in self.frozen
             ],
+            "ungated": self.ungated,
             "layers": [{"name": r.name, "kind": r.kind, "macs": r.value(self.all_kept())} for r in self.layers],
             "notes": list(self.notes),
         }

@@ -41,7 +41,7 @@ def shrink_(
     since: the plan of the same graph by which the model has already been cut; this one must keep no more.
     """
     tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
-    cuts = _cuts(plan, since)
+    cuts = cuts_between(plan, since)
     for name, shape in plan.graph.shapes.items():
         if name not in tensors:
             raise InvalidPlan(f"the plan was made for a network with {name!r}, which this one lacks")
@@ -76,7 +76,7 @@ def shrink_(
     return model
 
 
-def _cuts(plan: Plan, since: Plan | None) -> dict[str, dict[int, Tensor]]:
+def cuts_between(plan: Plan, since: Plan | None) -> dict[str, dict[int, Tensor]]:
     """The indices to keep, by tensor and axis, counted in the network as it stands."""
     if since is not None and (since.graph is not plan.graph or bool((plan.kept & ~since.kept).any())):
         raise InvalidPlan("the plan keeps channels that were cut before: start from the whole network")

@@ -37,6 +37,9 @@ def describe(graph: ChannelGraph) -> str:
         rows = [("stays", "filters", "why")]
         rows += [(frozen.name, str(frozen.size), frozen.reason) for frozen in graph.frozen]
         lines += ["", *_columns(rows)]
+    if graph.ungated:
+        rows = [("group without a gate", "why"), *graph.ungated.items()]
+        lines += ["", *_columns(rows)]
     lines += [f"note: {note}" for note in graph.notes]
     return "\n".join(lines)
 

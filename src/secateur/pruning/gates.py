@@ -238,6 +238,8 @@ class Gates:
         """The same graph with the gates among its tensors, so that they are cut like any other."""
         self.present = Plan(self.graph, graph.all_kept())
         """What is left of the tensors."""
+        self.kept = graph.all_kept()
+        """What is not masked."""
         self.modules: list[Gated] = []
         for site in graph.sites:
             module = model.get_submodule(site.module)
@@ -251,7 +253,7 @@ class Gates:
 
     @property
     def trainable(self) -> list[nn.Parameter]:
-        """The gates that an optimizer should have: all but those of batch norms without parameters."""
+        """The gates that an optimizer moves: those of batch norms without parameters have a gradient, but stay 1."""
         return [module.gate_phi for module in self.modules if module.gate_fold.weight is not None]
 
     @cached_property
@@ -272,7 +274,8 @@ class Gates:
 
     @torch.no_grad()
     def mask_(self, kept: Tensor) -> None:
-        """Switch off every channel that is not kept."""
+        """Switch off every channel that is not kept; those with `loose` members must be cut as well."""
+        self.kept = kept.clone()
         for module, channels in zip(self.modules, self.channels, strict=True):
             module.gate_mask.copy_(is_kept(channels, kept))
 
@@ -307,6 +310,7 @@ class Gates:
         plan = Plan(self.graph, kept.clone())
         shrink_(self.model, plan, optimizer, since=self.present)
         self.present = plan
+        self.kept = self.kept & kept
         for name in ("channels", "index"):
             self.__dict__.pop(name, None)
 

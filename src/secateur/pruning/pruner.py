@@ -144,7 +144,8 @@ class Pruner:
         fraction: this share of the filters that remain, at most; without it, as many as the budget needs.
         keep_macs, keep_params, keep_filters: stop where the network has come down to this share of the whole.
         optimizer: the one that trains the model, so that its state is cut along.
-        cut: cut the tensors now; else the channels are only masked, until `cut_`.
+        cut: cut the tensors now; else the channels are only masked until `cut_`, unless a learnt shift behind the gate
+            could wake them up.
         """
         if fraction is not None and not 0 < fraction <= 1:
             raise InvalidSetting(f"fraction is a share of the remaining filters, above 0 and at most 1, got {fraction}")
@@ -157,6 +158,8 @@ class Pruner:
             check_reachable(self.graph, budget, self.floors)
         if isinstance(self.score, Taylor) and not self.observed:
             raise InvalidSetting("the score has seen no gradient: call observe() after loss.backward()")
+        if self.observed and self.skipped == self.observed:
+            raise InvalidSetting(f"none of the {self.observed} gradients that the score has seen was finite")
         worth = ranked(self.graph, self.kept, self.score.end(), self.rank)
         quota = None
         if fraction is not None:
@@ -166,13 +169,14 @@ class Pruner:
         self.kept = select(
             self.graph, before, worth, self.floors, multiple_of=self.limits.multiple_of, quota=quota, budget=budget
         )
+        removed = removed_by_group(self.graph, before, self.kept)
         self.gates.mask_(self.kept)
-        if cut:
+        if cut or any(self.gates.loose(self.graph.group(name)) for name in removed):
             self.cut_(optimizer)
         self._begin()
         gone = before & ~self.kept
         return Removal(
-            removed=removed_by_group(self.graph, before, self.kept),
+            removed=removed,
             filters=int(filters_per_channel(self.graph)[gone].sum()),
             cost=self.cost,
             met=budget is None or budget.met(self.graph, self.kept),

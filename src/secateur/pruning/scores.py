@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from secateur.channels.cost import is_kept
 from secateur.channels.labels import Role
+from secateur.channels.plan import Plan
+from secateur.channels.shrink import cut, cuts_between
 from secateur.errors import InvalidModel, unknown_name
 from secateur.pruning.gates import Gates
 
@@ -138,7 +140,6 @@ class Watching(Score):
 
     def means(self) -> list[Tensor]:
         """What each gate's entries were found to be on average."""
-        self.close()
         result = []
         for module, total, count, site in zip(
             self.gates.modules, self.sums, self.counts, self.gates.whole.sites, strict=True
@@ -146,6 +147,7 @@ class Watching(Score):
             if total is None or total.shape != module.gate_phi.shape:
                 raise InvalidModel(f"{type(self).__name__} needs the output of {site.module!r}, which was never called")
             result.append(total / max(1, count))
+        self.close()
         return result
 
 
@@ -156,7 +158,7 @@ class PCNN(Watching):
     def see(self, number: int, output: Tensor, shape: Callable[[Tensor], Tensor]) -> None:
         if not output.requires_grad:
             return
-        seen = output.detach()
+        seen = output.detach().clone()  # what follows may work in place
 
         def backward(gradient: Tensor) -> None:
             self.add(number, shape(seen * gradient).double().mean(1).abs().sum(0))
@@ -198,13 +200,15 @@ class OfFilters(Score):
         raise NotImplementedError
 
     def _filters(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The filters of each layer as rows, and the channel of each."""
-        graph, kept = self.gates.whole, self.gates.present.kept
+        """The filters of each layer as rows, and the channel of each; what is masked is left out, as if cut."""
+        graph, gates = self.gates.whole, self.gates
+        masked = cuts_between(Plan(gates.graph, gates.kept), gates.present)
         for (tensor, axis), channels in graph.axes.items():
             if graph.roles[tensor, axis] == Role.PRODUCES and len(graph.shapes[tensor]) > 1:
                 path, _, attribute = tensor.rpartition(".")
-                weight = getattr(self.gates.model.get_submodule(path), attribute).detach()
-                yield weight.double().movedim(axis, 0).flatten(1), channels[is_kept(channels, kept)]
+                weight = getattr(gates.model.get_submodule(path), attribute).detach()
+                weight = cut(weight, weight.shape, masked.get(tensor, {}))
+                yield weight.double().movedim(axis, 0).flatten(1), channels[is_kept(channels, gates.kept)]
 
 
 @register("l1")

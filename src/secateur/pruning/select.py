@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from secateur.channels.cost import total
 from secateur.channels.groups import ChannelGraph, ChannelGroup
 from secateur.errors import InvalidSetting, UnreachableBudget, unknown_name
 
@@ -35,10 +34,14 @@ class Budget:
     def value(self, graph: ChannelGraph, kept: Tensor) -> int:
         if self.kind == "filters":
             return graph.num_filters - int(filters_per_channel(graph)[~kept].sum())
-        return total(graph.layers if self.kind == "macs" else graph.sizes, kept)
+        return (graph.count_macs if self.kind == "macs" else graph.count_params)(kept)
+
+    def whole(self, graph: ChannelGraph) -> int:
+        return {"macs": graph.macs, "params": graph.params, "filters": graph.num_filters}[self.kind]
 
     def met(self, graph: ChannelGraph, kept: Tensor) -> bool:
-        return self.value(graph, kept) <= self.share * self.value(graph, graph.all_kept())
+        """Whether no more than the share is left, but for rounding: 0.29 of 100 filters are 29."""
+        return self.value(graph, kept) <= (self.share + 1e-9) * self.whole(graph)
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Limits:
     min_ratio: float = 0.1
     multiple_of: int = 1
     at_least: Mapping[str, float] = field(default_factory=dict)
-    """By name of a layer, with wildcards: how many channels it keeps, or which share of them if below 1 or 1.0."""
+    """By name of a layer, with wildcards: how many channels it keeps (8), or which share of them (0.5; 1.0 for all)."""
 
     def __post_init__(self) -> None:
         if self.min_channels < 1 or self.multiple_of < 1:
@@ -66,7 +69,7 @@ class Limits:
             for pattern, wanted in self.at_least.items():
                 if any(fnmatchcase(name, pattern) for name in (group.name, *group.layers)):
                     unused.discard(pattern)
-                    low = max(low, math.ceil(wanted * group.size - 1e-9) if isinstance(wanted, float) else wanted)
+                    low = max(low, _count(wanted, group.size))
             low = group.size if group.name in graph.ungated else min(low, group.size)
             floors.append(_aligned(low, group.size, self.multiple_of))
         if unused:
@@ -75,18 +78,20 @@ class Limits:
         return torch.tensor(floors, dtype=torch.long, device="cpu")
 
 
+def _count(wanted: float, size: int) -> int:
+    """A number of channels, from a share (a float up to 1.0) or from the number itself."""
+    if wanted < 0 or (wanted > 1 and wanted != int(wanted)):
+        raise InvalidSetting(f"at_least takes a number of channels (8), or a share of them (0.5), got {wanted}")
+    return math.ceil(wanted * size - 1e-9) if isinstance(wanted, float) and wanted <= 1 else int(wanted)
+
+
 def _aligned(low: int, size: int, multiple: int) -> int:
     """The smallest width that is allowed: a multiple, or the whole."""
     return min(size, -(-low // multiple) * multiple)
 
 
 def filters_per_channel(graph: ChannelGraph) -> Tensor:
-    return torch.tensor([g.filters_per_channel for g in graph.groups], dtype=torch.long, device="cpu")[_group_of(graph)]
-
-
-def _group_of(graph: ChannelGraph) -> Tensor:
-    sizes = torch.tensor([group.size for group in graph.groups], dtype=torch.long, device="cpu")
-    return torch.repeat_interleave(sizes)
+    return torch.tensor([g.filters_per_channel for g in graph.groups], dtype=torch.long, device="cpu")[graph.group_of]
 
 
 def check_reachable(graph: ChannelGraph, budget: Budget, floors: Tensor) -> None:
@@ -96,7 +101,7 @@ def check_reachable(graph: ChannelGraph, budget: Budget, floors: Tensor) -> None
         lowest[group.start + floor : group.start + group.size] = False
     if budget.met(graph, lowest):
         return
-    whole, left = budget.value(graph, graph.all_kept()), budget.value(graph, lowest)
+    whole, left = budget.whole(graph), budget.value(graph, lowest)
     held: list[tuple[int, str]] = []
     for group, floor in zip(graph.groups, floors.tolist(), strict=True):
         if floor > group.at_least:
@@ -141,7 +146,7 @@ def select(
     budget: stop where it is met; the last channel taken is one it needed.
     multiple_of: groups get narrower in steps that end at a multiple, ranked by the mean worth of the step.
     """
-    group_of = _group_of(graph)
+    group_of = graph.group_of
     here = kept.nonzero()[:, 0]
     here = here[torch.argsort(worth[here], stable=True)]
     here = here[torch.argsort(group_of[here], stable=True)]

@@ -17,7 +17,7 @@ from secateur.data.digits import digits
 from secateur.models.resnet_cifar import CifarResNet
 from secateur.results.artifact import save
 from secateur.results.bench import latency
-from secateur.ticktock.events import Event, Finished, Result
+from secateur.ticktock.events import Result
 from secateur.ticktock.schedule import TickTock
 from secateur.training.loop import seeded, train_epoch, triangle
 from secateur.training.task import Task, classification
@@ -74,12 +74,7 @@ def run_demo(folder: Path, settings: TickTock, say: Callable[[str], None]) -> De
     model = train_baseline(task, train, settings.seed, say)
     example = test.images[:64]
     graph = analyze(model, example[:1])
-    result = None
-    for event in settings.steps(model, graph, task):
-        say(line(event, graph.macs))
-        if isinstance(event, Finished):
-            result = event.result
-    assert result is not None
+    result = settings(model, graph, task, progress=lambda event: say(str(event)))
     verification = verify(model, result.plan, example)
     seconds = latency({"before": model, "after": result.model}, example)
     save(result, folder)
@@ -99,8 +94,3 @@ def train_baseline(task: Task, train: Arrays, seed: int, say: Callable[[str], No
             train_epoch(model, train, task.loss, optimizer, rate=lambda s, b=before: triangle(b + s, steps, 0.01, 0.2))
         say(f"training the baseline, epoch {epoch + 1:2} of {BASELINE_EPOCHS}: {task.metrics(model)['accuracy']:.2f}%")
     return model
-
-
-def line(event: Event, macs: int) -> str:
-    """An event in one line."""
-    return f"{event.name:<18} {event.macs / macs:7.1%} of the MACs  accuracy {event.metrics['accuracy']:6.2f}%"

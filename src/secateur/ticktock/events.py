@@ -19,6 +19,8 @@ class Event:
     """Something has been done; this is how the network stands."""
 
     macs: int
+    share: float
+    """Of the whole network's MACs."""
     params: int
     filters: int
     metrics: dict[str, float]
@@ -32,6 +34,10 @@ class Event:
         words = {"number": "", "epoch": "epoch "}
         numbers = [f"{words[key]}{vars(self)[key]}" for key in words if key in vars(self)]
         return " ".join([type(self).__name__, ", ".join(numbers)]).strip()
+
+    def __str__(self) -> str:
+        numbers = [f"{name} {value:.4g}" for name, value in self.metrics.items()]
+        return "  ".join([f"{self.name:<18} {self.share:6.1%} of the MACs", *numbers, f"{self.seconds:.1f} s"])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""

@@ -125,12 +125,8 @@ class Run:
             keep_params=settings.keep_params,
             keep_filters=settings.keep_filters,
             optimizer=self.optimizer,
-            cut=False,
+            cut=self.cut_at_once,
         )
-        groups = [self.pruner.graph.group(name) for name in removal.removed]
-        # What could wake up behind its gates must not wait for the scissors.
-        if self.cut_at_once or any(self.gates.loose(group) for group in groups):
-            self.pruner.cut_(self.optimizer)
         self._keep_state()
         return removal
 
@@ -232,6 +228,7 @@ class Run:
         cost: Cost = self.pruner.cost
         event = kind(
             macs=cost.macs,
+            share=cost.macs / self.pruner.graph.macs,
             params=cost.params,
             filters=self.pruner.filters,
             metrics=metrics,

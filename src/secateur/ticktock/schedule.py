@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -152,13 +152,22 @@ class TickTock:
         score = self.score if isinstance(self.score, str) else type(self.score).__name__
         return {**values, "score": score, "at_least": dict(self.at_least)}
 
-    def __call__(self, model: nn.Module, graph: ChannelGraph, task: Task) -> Result:
-        """Prune and fine-tune a copy of the model."""
+    def __call__(
+        self,
+        model: nn.Module,
+        graph: ChannelGraph,
+        task: Task,
+        progress: Callable[[Event], object] | None = None,
+    ) -> Result:
+        """Prune and fine-tune a copy of the model; `progress`, e.g. `print`, is called with every event on the way."""
         from secateur.ticktock.events import Finished
 
-        *_, last = self.steps(model, graph, task)
-        assert isinstance(last, Finished)
-        return last.result
+        event = None
+        for event in self.steps(model, graph, task):
+            if progress is not None:
+                progress(event)
+        assert isinstance(event, Finished)
+        return event.result
 
     def steps(self, model: nn.Module, graph: ChannelGraph, task: Task) -> Iterator[Event]:
         """The same, as events: Start, then Tick and Tock by turns, FineTune per epoch, and Finished with the result."""

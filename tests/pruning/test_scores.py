@@ -1,0 +1,355 @@
+"""Every score, computed a second way by hand."""
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scored import GATES, NAMES, NETWORKS, Batch, Chain, Dense, Residual, add_up, batches, make, run
+from torch import Tensor, nn
+
+import secateur
+from secateur import Oracle, Plan, Pruner, Score
+from secateur.channels.verify import mask_
+from secateur.pruning.scores import SCORES, Random, register
+
+
+class Factors:
+    """A copy of a network whose activations are multiplied by vectors of ones."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.phi = copy.deepcopy(model), {}
+        for name in sorted({name for places in GATES[type(model)].values() for name, _ in places}):
+            module = self.model.get_submodule(name)
+            width = module.num_features if isinstance(module, nn.BatchNorm2d) else module.out_channels
+            phi = self.phi[name] = torch.ones(width, dtype=torch.float64, requires_grad=True)
+            module.register_forward_hook(lambda m, args, out, phi=phi: out * phi.view(1, -1, 1, 1).to(out))
+
+    def loss(self, batch: Batch) -> Tensor:
+        return F.cross_entropy(self.model(batch[0]), batch[1])
+
+    def taylor(self, data: list[Batch]) -> dict[str, Tensor]:
+        each = [torch.autograd.grad(self.loss(batch), list(self.phi.values())) for batch in data]
+        return {n: sum((g * p).abs() for g in gs) for (n, p), gs in zip(self.phi.items(), zip(*each), strict=True)}  # noqa: B905
+
+    @torch.no_grad()
+    def differences(self, data: list[Batch], step: float = 1e-6) -> dict[str, Tensor]:
+        def slope(phi: Tensor, index: int, batch: Batch) -> Tensor:
+            losses = []
+            for value in (1 + step, 1 - step):
+                phi[index] = value
+                losses.append(self.loss(batch))
+            phi[index] = 1
+            return (losses[0] - losses[1]) / (2 * step)
+
+        return {
+            name: torch.stack([sum(slope(phi, i, batch).abs() for batch in data) for i in range(phi.numel())])
+            for name, phi in self.phi.items()
+        }
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_taylor_is_the_sum_of_products_over_batches_and_gates(kind: type[nn.Module], training: bool) -> None:
+    model = make(kind).train(training)
+    by_hand = Factors(model)
+    pruner = Pruner(model, batches()[0][0])
+    found = run(pruner, batches())
+    torch.testing.assert_close(found, add_up(model, pruner.graph, by_hand.taylor(batches())))
+    expected = add_up(model, pruner.graph, by_hand.differences(batches()))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_taylor_does_not_depend_on_the_scale_of_a_filters_gate() -> None:
+    norm, mean = (run(Pruner(make(Chain), batches()[0][0], filter_scale=s), batches()) for s in ("norm", "mean"))
+    torch.testing.assert_close(norm, mean)
+
+
+def test_scores_are_single_precision_under_autocast() -> None:
+    data = batches(dtype=torch.float32)
+    whole = run(Pruner(make(Residual, torch.float32), data[0][0]), data)
+    pruner = Pruner(make(Residual, torch.float32), data[0][0])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = run(pruner, data)
+    assert pruner.score.total.dtype == torch.float32
+    assert 0 < (mixed - whole).norm() < 0.1 * whole.norm()
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_batch_with_a_gradient_that_is_not_finite_is_left_out_and_counted(bad: float) -> None:
+    pruner = Pruner(make(Chain), batches()[0][0])
+    expected = run(pruner, batches())
+    pruner.model.zero_grad()
+    (F.cross_entropy(pruner.model(batches()[0][0]), batches()[0][1]) * bad).backward()
+    pruner.observe()
+    assert (pruner.skipped, pruner.observed) == (1, 4)
+    assert torch.equal(pruner.score.end(), expected)
+    pruner.prune(fraction=0.2)
+    assert (pruner.skipped, pruner.observed) == (0, 0)
+
+
+def test_accumulated_gradients_are_one_big_batch() -> None:
+    """In evaluation mode, where no image depends on another."""
+    images, labels = (torch.cat(parts) for parts in zip(*batches(2), strict=True))
+    whole = run(Pruner(make(Residual).eval(), images), [(images, labels)])
+    pruner = Pruner(make(Residual).eval(), images)
+    for part, answers in batches(2):
+        (F.cross_entropy(pruner.model(part), answers) / 2).backward()
+    pruner.observe()
+    torch.testing.assert_close(pruner.score.end(), whole)
+
+
+def test_scaled_gradients_count_as_themselves_after_unscaling() -> None:
+    def train(scaler: torch.amp.GradScaler) -> Tensor:
+        data = batches(dtype=torch.float32)
+        pruner = Pruner(make(Dense, torch.float32), data[0][0])
+        optimizer = torch.optim.SGD(pruner.model.parameters(), lr=0.1)
+        for images, labels in data:
+            optimizer.zero_grad()
+            scaler.scale(F.cross_entropy(pruner.model(images), labels)).backward()
+            scaler.unscale_(optimizer)
+            pruner.observe()
+            scaler.step(optimizer)
+            scaler.update()
+        return pruner.score.end()
+
+    scaled, plain = (train(torch.amp.GradScaler("cpu", enabled=enabled)) for enabled in (True, False))
+    torch.testing.assert_close(scaled, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_slim_is_the_size_of_the_factor() -> None:
+    model = make(Dense)
+    sizes = {name: m.weight.detach().abs() if m.affine else torch.ones(12) for name, m in norms(model)}
+    pruner = Pruner(model, batches()[0][0], score="slim")
+    torch.testing.assert_close(pruner.score.end(), add_up(model, pruner.graph, sizes))
+
+
+def norms(model: nn.Module) -> Iterator[tuple[str, nn.BatchNorm2d]]:
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d))
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_pcnn_is_the_mean_product_with_every_layer_scaled_to_one(kind: type[nn.Module]) -> None:
+    model = make(kind)
+    watched, images = copy.deepcopy(model), 0
+    seen, sums = {}, {}
+    for name in Factors(model).phi:
+        watched.get_submodule(name).register_forward_hook(lambda m, args, out, name=name: seen.update({name: out}))
+    for batch, labels in batches():
+        loss = F.cross_entropy(watched(batch), labels)
+        images += len(batch)
+        for name, gradient in zip(seen, torch.autograd.grad(loss, list(seen.values())), strict=True):
+            sums[name] = sums.get(name, 0) + (seen[name] * gradient).mean((2, 3)).abs().sum(0).detach()
+    pruner = Pruner(model, batches()[0][0], score="pcnn")
+    expected = {name: (total / images) / (total / images).square().sum().sqrt() for name, total in sums.items()}
+    torch.testing.assert_close(run(pruner, batches()), add_up(model, pruner.graph, expected))
+
+
+def test_apoz_is_the_share_of_places_that_pass_the_relu() -> None:
+    model = make(Residual)
+    places = {name: [] for name, _ in norms(model)}
+    watched = copy.deepcopy(model)
+    for name, module in norms(watched):
+        module.register_forward_hook(lambda m, args, out, name=name: places[name].append(F.relu(out) != 0))
+    for images, _ in batches():
+        watched(images)
+    pruner = Pruner(model, batches()[0][0], score="apoz")
+    shares = {name: torch.cat(parts).double().mean((0, 2, 3)) for name, parts in places.items()}
+    torch.testing.assert_close(run(pruner, batches()), add_up(model, pruner.graph, shares))
+
+
+def geometric(weight: Tensor) -> list[float]:
+    return [sum(float((a - b).square().sum().sqrt()) for b in weight) for a in weight]
+
+
+@pytest.mark.parametrize(
+    ("name", "formula"),
+    [
+        ("l1", lambda w: [float(row.abs().sum()) for row in w]),
+        ("l2", lambda w: [float(row.square().sum().sqrt()) for row in w]),
+        ("fpgm", geometric),
+    ],
+)
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [(Chain, {"stem": ["stem"], "bare": ["bare"]}), (Residual, {"stem": ["stem", "outer"], "inner": ["inner"]})],
+)
+def test_scores_of_filters_see_the_original_weights(
+    name: str, formula: Callable[[Tensor], list[float]], kind: type[nn.Module], layers: dict[str, list[str]]
+) -> None:
+    model = make(kind)
+    paths = [path for several in layers.values() for path in several]
+    values = {path: torch.tensor(formula(getattr(model, path).weight.detach())) for path in paths}
+    pruner = Pruner(model, batches()[0][0], score=name)
+    expected = torch.cat([sum(values[path] for path in layers[g.name]) for g in pruner.graph.groups])
+    torch.testing.assert_close(pruner.score.end(), expected.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_chance_is_the_same_for_the_same_seed() -> None:
+    def draw(seed: int) -> Tensor:
+        return Pruner(make(Chain), batches()[0][0], score=Random(seed)).score.end()
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+@torch.no_grad()
+def whole_loss(model: nn.Module) -> Tensor:
+    return sum(F.cross_entropy(model(images), labels) for images, labels in batches())
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_the_oracle_is_the_change_when_the_channel_is_zeroed_in_a_plain_copy(kind: type[nn.Module]) -> None:
+    model = make(kind).eval()
+    plain = copy.deepcopy(model)
+    pruner = Pruner(model, batches()[0][0], score=Oracle(whole_loss), min_ratio=0.5)
+
+    def change(channel: int, kept: Tensor) -> float:
+        masked = mask_(copy.deepcopy(plain), Plan(pruner.graph, kept))
+        less = kept.clone()
+        less[channel] = False
+        return float((whole_loss(mask_(copy.deepcopy(plain), Plan(pruner.graph, less))) - whole_loss(masked)).abs())
+
+    for _ in range(2):
+        kept = pruner.kept.nonzero()[:, 0].tolist()
+        expected = torch.tensor([change(channel, pruner.kept) for channel in kept], dtype=torch.float64)
+        torch.testing.assert_close(pruner.score.end()[pruner.kept], expected)
+        pruner.prune(fraction=0.3)
+
+
+CASES = [
+    (name, kind, cut)
+    for name in NAMES
+    for kind in NETWORKS
+    for cut in (True, False)
+    if (name, kind) != ("slim", Chain)  # phi of a filter is the norm it had when its gate was put in
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "cut"), CASES)
+def test_after_a_removal_scores_are_those_of_the_smaller_network(name: str, kind: type[nn.Module], cut: bool) -> None:
+    model = make(kind)
+    plain = copy.deepcopy(model)
+    pruner = Pruner(model, batches()[0][0], score=name, min_ratio=0.5)
+    run(pruner, batches(1))
+    assert pruner.prune(fraction=0.4, cut=cut).removed
+    smaller = secateur.shrink(plain, pruner.plan)
+    fresh = Pruner(smaller, batches()[0][0], score=name)
+    torch.testing.assert_close(run(pruner, batches())[pruner.kept], run(fresh, batches()))
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_no_hook_stays_behind(name: str) -> None:
+    def hooks(model: nn.Module) -> int:
+        return sum(len(module._forward_hooks) + len(module._backward_hooks) for module in model.modules())
+
+    pruner = Pruner(make(Residual), batches()[0][0], score=name)
+    run(pruner, batches())
+    assert hooks(pruner.model) == 0
+    pruner.prune(fraction=0.2)
+    assert hooks(pruner.finish()) == 0
+
+
+class LastFirst(Score):
+    """The last channel of the graph is worth least."""
+
+    seen = 0
+
+    def observe(self) -> None:
+        self.seen += 1
+
+    def end(self) -> Tensor:
+        return -torch.arange(self.gates.graph.num_channels).double()
+
+
+def test_a_score_of_ones_own() -> None:
+    score = LastFirst()
+    pruner = Pruner(make(Chain), batches()[0][0], score=score)
+    run(pruner, batches())
+    pruner.prune(keep_filters=(pruner.filters - 2.5) / pruner.filters)
+    assert pruner.kept.tolist() == [True] * 8 + [False] * 3
+    assert (score.seen, pruner.skipped) == (3, 0)
+
+
+def test_an_unknown_score_suggests_the_nearest_and_names_are_taken_once() -> None:
+    model = make(Chain)
+    with pytest.raises(secateur.UnknownName, match="there is no score 'tailor'; did you mean 'taylor'"):
+        Pruner(model, batches()[0][0], score="tailor")
+    assert type(model.norm) is nn.BatchNorm2d
+    with pytest.raises(ValueError, match="there is a score 'slim' already"):
+        register("slim")(LastFirst)
+
+
+@pytest.mark.parametrize("name", ["pcnn", "apoz"])
+def test_layers_without_space_are_watched_too(name: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    vectors = torch.randn(4, 3)
+    pruner = Pruner(model, vectors, score=name)
+    assert run(pruner, [(vectors, torch.tensor([0, 1, 2, 0]))]).shape == (11,)
+
+
+def test_pcnn_is_the_same_when_the_sum_is_made_in_place() -> None:
+    class InPlace(Residual):
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.norm0(self.stem(x)))
+            y = self.norm2(self.outer(F.relu(self.norm1(self.inner(x)))))
+            y += x
+            return self.head(F.relu(y).mean((2, 3)))
+
+    in_place, plain = (run(Pruner(make(k), batches()[0][0], score="pcnn"), batches()) for k in (InPlace, Residual))
+    torch.testing.assert_close(in_place, plain)
+
+
+def test_a_score_that_has_seen_nothing_can_go_on() -> None:
+    pruner = Pruner(make(Residual), batches()[0][0], score="pcnn")
+    with pytest.raises(secateur.InvalidModel, match="needs the output of"):
+        pruner.prune(fraction=0.2)
+    run(pruner, batches())
+    assert pruner.prune(fraction=0.2).removed
+
+
+def test_masked_is_cut_where_a_learnt_shift_follows_the_gate() -> None:
+    class Shifted(Chain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.ones(1, 6, 1, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.norm(self.stem(x))) + self.shift
+            return self.head(F.relu(self.bare(x)).mean((2, 3)))
+
+    images = batches()[0][0]
+    pruner = Pruner(make(Shifted).eval(), images, score="slim")
+    assert "stem" in pruner.prune(fraction=0.5, cut=False).removed
+    masked = pruner.model(images)
+    pruner.cut_()
+    torch.testing.assert_close(pruner.model(images), masked)
+
+
+def ranks(values: Tensor) -> Tensor:
+    return values.argsort().argsort().double()
+
+
+def test_taylor_ranks_like_the_oracle_on_a_trained_network() -> None:
+    torch.manual_seed(0)
+    patterns = F.interpolate(torch.randn(4, 3, 3, 3), size=8, mode="bilinear")
+    labels = torch.randint(4, (256,))
+    images = patterns[labels] + 0.7 * torch.randn(256, 3, 8, 8)
+    model = nn.Sequential(
+        nn.Conv2d(3, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(12, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 4),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    for part in torch.arange(256).split(32) * 2:
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[part]), labels[part]).backward()
+        optimizer.step()
+    data = list(zip(images.split(8), labels.split(8), strict=True))
+    model.eval()
+    pruner = Pruner(model, images[:1])
+    taylor = run(pruner, data)
+    oracle = Oracle(lambda m: F.cross_entropy(m(images), labels))
+    oracle.begin(pruner.gates)
+    assert torch.corrcoef(torch.stack([ranks(taylor), ranks(oracle.end())]))[0, 1] > 0.5
