@@ -69,7 +69,7 @@ def slow_select(
     """Again and again, the least worthy step of all groups; the first group where several are."""
     kept, used, steps = list(kept), 0, 0
     whole = plain_cost(graph, budget.kind, [True] * len(kept)) if budget else 0
-    while budget is None or plain_cost(graph, budget.kind, kept) > budget.share * whole:
+    while budget is None or plain_cost(graph, budget.kind, kept) > (budget.share + 1e-9) * whole:
         choices = []
         for group, floor in zip(graph.groups, floors, strict=True):
             left = [c for c in range(group.start, group.start + group.size) if kept[c]]
@@ -150,7 +150,7 @@ def test_a_budget_is_met_and_the_last_channel_was_needed(problem: dict[str, Any]
     except secateur.UnreachableBudget:
         return
     result = select(graph, kept, torch.tensor(worth, dtype=torch.float64), floors, budget=budget)
-    allowed = budget.share * plain_cost(graph, budget.kind, kept.tolist())
+    allowed = (budget.share + 1e-9) * plain_cost(graph, budget.kind, kept.tolist())
     assert plain_cost(graph, budget.kind, result.tolist()) <= allowed
     gone = (~result).nonzero()[:, 0].tolist()
     if gone:

@@ -81,7 +81,7 @@ class Formula:
 
     def __init__(self, rows: Sequence[CostRow], group_of: Tensor) -> None:
         self.group_of = group_of
-        self.num_groups = int(group_of.max()) + 1 if group_of.numel() else 0
+        self.sizes = torch.bincount(group_of)
         self.odd: list[CostRow] = []
         volumes: list[int] = []
         fixed: list[list[int]] = []
@@ -112,17 +112,17 @@ class Formula:
         empty = torch.empty(0, dtype=torch.long, device="cpu")
         if channels is None:
             return size, empty, empty
-        per_channel = torch.bincount(channels[channels >= 0], minlength=self.group_of.numel())
-        most = torch.zeros(self.num_groups, dtype=torch.long, device="cpu")
-        most.scatter_reduce_(0, self.group_of, per_channel, "amax")
-        if not torch.equal(most[self.group_of], per_channel):
+        numbers, counts = torch.unique(channels[channels >= 0], return_counts=True)
+        groups, inverse = torch.unique(self.group_of[numbers], return_inverse=True)
+        times = torch.zeros_like(groups).scatter_reduce_(0, inverse, counts, "amax")
+        complete = torch.equal(torch.bincount(inverse, minlength=groups.numel()), self.sizes[groups])
+        if not complete or not torch.equal(times[inverse], counts):
             return None
-        present = most.nonzero()[:, 0]
-        return int((channels < 0).sum()), present, most[present]
+        return int((channels < 0).sum()), groups, times
 
     def __call__(self, keep: Tensor) -> int:
         """The value when only these channels are kept."""
-        widths = torch.bincount(self.group_of[keep], minlength=self.num_groups)
+        widths = torch.bincount(self.group_of[keep], minlength=self.sizes.numel())
         sizes = self.fixed.flatten().index_add(0, self.axis_of, self.times * widths[self.groups])
         regular = (self.volumes * sizes.reshape(self.fixed.shape).prod(1)).sum()
         return int(regular) + sum(row.value(keep) for row in self.odd)

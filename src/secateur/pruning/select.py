@@ -37,7 +37,7 @@ class Budget:
         return (graph.count_macs if self.kind == "macs" else graph.count_params)(kept)
 
     def whole(self, graph: ChannelGraph) -> int:
-        return {"macs": graph.macs, "params": graph.params, "filters": graph.num_filters}[self.kind]
+        return graph.num_filters if self.kind == "filters" else graph.macs if self.kind == "macs" else graph.params
 
     def met(self, graph: ChannelGraph, kept: Tensor) -> bool:
         """Whether no more than the share is left, but for rounding: 0.29 of 100 filters are 29."""
