@@ -309,24 +309,6 @@ def test_a_score_that_has_seen_nothing_can_go_on() -> None:
     assert pruner.prune(fraction=0.2).removed
 
 
-def test_masked_is_cut_where_a_learnt_shift_follows_the_gate() -> None:
-    class Shifted(Chain):
-        def __init__(self) -> None:
-            super().__init__()
-            self.shift = nn.Parameter(torch.ones(1, 6, 1, 1))
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = F.relu(self.norm(self.stem(x))) + self.shift
-            return self.head(F.relu(self.bare(x)).mean((2, 3)))
-
-    images = batches()[0][0]
-    pruner = Pruner(make(Shifted).eval(), images, score="slim")
-    assert "stem" in pruner.prune(fraction=0.5, cut=False).removed
-    masked = pruner.model(images)
-    pruner.cut_()
-    torch.testing.assert_close(pruner.model(images), masked)
-
-
 def ranks(values: Tensor) -> Tensor:
     return values.argsort().argsort().double()
 

@@ -74,7 +74,8 @@ def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...]) -> Channe
 
     wanted: list[Axis] = [axis for product in watch.products for axis in product.axes]
     wanted += [note.codes for note in watch.notes]
-    wanted += [layer.codes for layer in (*watch.layers.chosen, *watch.layers.barred)]
+    gated, barred = watch.layers.settled({leaf.name for leaf in watch.leaves.values() if not leaf.used})
+    wanted += [layer.codes for layer in (*gated, *barred)]
     found = iter(_channels_on(wanted, channel_of, component))
     products = [(p, tuple(next(found) for _ in p.axes)) for p in watch.products]
     attributes: dict[tuple[str, str, int | None], SizeAttribute] = {}
@@ -82,8 +83,8 @@ def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...]) -> Channe
         key = (note.module, note.attribute, note.position)
         if channels is not None:
             attributes.setdefault(key, SizeAttribute(*key, size=note.codes.numel(), channels=channels))
-    sites = [replace(layer.site, channels=on) for layer in watch.layers.chosen if (on := next(found)) is not None]
-    barred = [(layer.obstacle or "", on) for layer in watch.layers.barred if (on := next(found)) is not None]
+    sites = [replace(layer.site, channels=on) for layer in gated if (on := next(found)) is not None]
+    obstacles = [(layer.obstacle or "", on) for layer in barred if (on := next(found)) is not None]
     final = [name for key in sorted(watch.layers.final) for name in watch.layers.filters[key].parameters]
     leaves = list(watch.leaves.values())
     return ChannelGraph(
@@ -96,7 +97,7 @@ def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...]) -> Channe
         layers=tuple(CostRow(p.module, p.kind, p.volume, tuple(p.sizes), channels) for p, channels in products),
         sizes=tuple(_size_row(leaf, axes) for leaf in leaves if isinstance(leaf.tensor, nn.Parameter)),
         sites=tuple(sites),
-        ungated=_ungated(groups, sites, barred),
+        ungated=_ungated(groups, sites, obstacles),
         final=tuple(dict.fromkeys(final)),
         input=input_text,
         notes=notes,

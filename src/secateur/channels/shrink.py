@@ -59,7 +59,7 @@ def shrink_(
         gradient = tensor.grad
         tensor.grad = None
         smaller = cut(tensor.data, shape, indices)
-        if tensor.requires_grad:
+        if isinstance(tensor, nn.Parameter) and tensor.is_floating_point():
             # A loss of an earlier step may still be around, and with it what autograd noted about the old shape.
             # Torch drops that note on a change of type.
             tensor.data = smaller.new_empty(0, dtype=torch.float16 if tensor.dtype != torch.float16 else torch.float32)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from secateur.channels.rules.registry import Axis
 
@@ -55,7 +56,7 @@ class Layers:
     names: dict[int, str]
     """Modules' names by identity."""
     filters: dict[str, Candidate] = field(default_factory=dict)
-    norms: dict[str, Candidate] = field(default_factory=dict)
+    norms: list[Candidate] = field(default_factory=list)
     exposed: set[str] = field(default_factory=set)
     """Filters that reach a consumer without passing a batch norm."""
     final: set[str] = field(default_factory=set)
@@ -64,7 +65,7 @@ class Layers:
     def __post_init__(self) -> None:
         self._holders: dict[int, list[tuple[nn.Module, str]]] = {}
         for module in self.model.modules():
-            for attribute, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            for attribute, tensor in module._parameters.items():
                 if tensor is not None:
                     self._holders.setdefault(id(tensor), []).append((module, attribute))
 
@@ -76,38 +77,43 @@ class Layers:
         along: the codes are those of the axis of the weight along which the filters lie.
         """
         name = self.names.get(id(running), "")
-        key = leaf.name if leaf is not None else f"{name} (computed)"
+        axis = _axis(leaf, codes) if leaf is not None and along else None
+        key = f"{leaf.name} along {axis}" if leaf is not None else f"{name} (computed)"
         if key not in self.filters:
             found = Candidate(_site("filter", name), codes, (), trains)
             if leaf is None:
-                inside = tuple(n for n, p in self.model.named_parameters() if name and n.startswith(f"{name}."))
+                inside = tuple(n for n, _ in self.model.named_parameters() if name and n.startswith(f"{name}."))
                 found = replace(found, parameters=inside, obstacle="has weights that are computed from others")
-            elif not along:
-                found = replace(found, parameters=(leaf.name,), obstacle="does not lie along one axis of a weight")
             else:
-                found = self._at_home(found, leaf, bias)
+                found = self._at_home(found, leaf, axis, bias)
             self.filters[key] = found
         return key
 
-    def add_norm(self, running: nn.Module, leaf: Leaf | None, codes: Axis, bias: Tensor | None) -> bool:
-        """Remember a batch norm; whether it can carry factors."""
+    def add_norm(self, running: nn.Module, leaf: Leaf | None, codes: Axis, bias: Tensor | None, bare: bool) -> None:
+        """Remember a norm that takes out the scale of what comes in.
+
+        bare: it has neither weight nor bias.
+        """
         name = self.names.get(id(running), "")
         found = Candidate(_site("norm", name), codes, (), True)
         if leaf is not None:
-            found = self._at_home(replace(found, codes=leaf.state.axes[0]), leaf, bias)
-        elif bias is not None or not isinstance(running, _NormBase) or running.affine:
-            return False
-        if found.obstacle is None:
-            self.norms.setdefault(found.site.module, found)
-        return found.obstacle is None
+            found = self._at_home(replace(found, codes=leaf.state.axes[0]), leaf, 0, bias)
+        elif not bare or not isinstance(running, (_BatchNorm, _InstanceNorm)) or running.affine:
+            found = replace(found, obstacle="passes a norm that takes out its scale and cannot carry a gate")
+        elif isinstance(codes, Tensor):
+            # Instance norm sees the channels of every image one after another.
+            found = replace(found, codes=codes[: running.num_features])
+        self.norms.append(found)
 
-    def _at_home(self, found: Candidate, weight: Leaf, bias: Tensor | None) -> Candidate:
+    def _at_home(self, found: Candidate, weight: Leaf, axis: int | None, bias: Tensor | None) -> Candidate:
         """The candidate with the module and the attributes that hold its weight and bias."""
-        holders = self._holders[id(weight.tensor)]
+        holders = self._holders.get(id(weight.tensor), [])
+        if not holders:
+            return replace(found, obstacle="has weights that are not parameters")
         module, attribute = holders[0]
         if bias is None and isinstance(module, (_ConvNd, nn.Linear)):
             bias = module._parameters.get("bias")
-        bias_holders = self._holders.get(id(bias), [])
+        bias_holders = self._holders.get(id(bias), []) if bias is not None else []
         name = self.names[id(module)]
         prefix = f"{name}." if name else ""
         parameters = (weight.name, *(f"{prefix}{a}" for m, a in bias_holders if m is module))
@@ -116,27 +122,47 @@ class Layers:
             return replace(found, obstacle="has weights that another module has too")
         if bias is not None and [m for m, _ in bias_holders] != [module]:
             return replace(found, obstacle="has a bias that belongs to another module than the weight")
-        for axis, codes in enumerate(weight.state.axes):
-            if isinstance(codes, Tensor) and isinstance(found.codes, Tensor) and _same(codes, found.codes):
-                held = bias_holders[0][1] if bias_holders else None
-                return replace(found, site=replace(found.site, module=name, weight=attribute, bias=held, axis=axis))
-        return replace(found, obstacle="does not lie along one axis of a weight")
+        if axis is None:
+            return replace(found, obstacle="does not lie along one axis of a weight")
+        held = bias_holders[0][1] if bias_holders else None
+        return replace(found, site=replace(found.site, module=name, weight=attribute, bias=held, axis=axis))
 
-    @property
-    def chosen(self) -> list[Candidate]:
-        """Every batch norm that can carry factors, and the filters that need their own and can."""
-        exposed = [found for name, found in self.filters.items() if name in self.exposed and found.obstacle is None]
-        return [*self.norms.values(), *exposed]
+    def settled(self, unused: set[str]) -> tuple[list[Candidate], list[Candidate]]:
+        """What will carry factors, every norm that can and the filters that must, and what should but cannot.
 
-    @property
-    def barred(self) -> list[Candidate]:
-        """Filters that need factors of their own and cannot carry them."""
-        return [found for name, found in self.filters.items() if name in self.exposed and found.obstacle is not None]
+        unused: parameters that no operator saw.
+        """
+        carry: dict[str, Candidate] = {}
+        barred: list[Candidate] = []
+        for found in [*self.norms, *(found for name, found in self.filters.items() if name in self.exposed)]:
+            first = carry.get(found.site.module)
+            if found.obstacle is not None:
+                barred.append(found)
+            elif first is None:
+                prefix = f"{found.site.module}." if found.site.module else ""
+                if f"{prefix}{found.site.bias}" in unused:
+                    found = replace(found, site=replace(found.site, bias=None))
+                carry[found.site.module] = found
+            elif first.site.weight != found.site.weight or not _same(first.codes, found.codes):
+                obstacle = "belongs to a module that has another gate"
+                barred.append(replace(found, obstacle=obstacle))
+                if first.site.weight is None:
+                    # One gate for two sets of channels: it can serve neither.
+                    barred.append(replace(first, obstacle=obstacle))
+        shared = {id(found.site) for found in barred}
+        return [found for found in carry.values() if id(found.site) not in shared], barred
 
 
 def _site(kind: str, module: str) -> Site:
     return Site(kind, module, None, None, 0, torch.empty(0, dtype=torch.long, device="cpu"))
 
 
-def _same(codes: Tensor, others: Tensor) -> bool:
+def _axis(leaf: Leaf, codes: Axis) -> int | None:
+    """The axis of the weight that has these codes."""
+    return next((axis for axis, own in enumerate(leaf.state.axes) if _same(own, codes)), None)
+
+
+def _same(codes: Axis, others: Axis) -> bool:
+    if not isinstance(codes, Tensor) or not isinstance(others, Tensor):
+        return False
     return codes.shape == others.shape and torch.equal(codes >> 1, others >> 1)

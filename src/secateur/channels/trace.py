@@ -229,10 +229,11 @@ class Watch(EagerMode):
         trains = weight.requires_grad if leaf is None else leaf.tensor.requires_grad
         return self.layers.add_filters(self._stack[-1], leaf, trains, codes, bias, along)
 
-    def add_norm(self, codes: Axis, weight: Tensor | None, bias: Tensor | None) -> bool:
-        """A batch norm has run: remember it among `layers`; whether it can carry a factor per channel."""
-        leaf = self._origin(weight)
-        return (leaf is None) == (weight is None) and self.layers.add_norm(self._stack[-1], leaf, codes, bias)
+    def add_norm(self, codes: Axis, weight: Tensor | None, bias: Tensor | None) -> None:
+        """A norm of each channel alone has run: remember it among `layers`."""
+        leaf, shift = self._origin(weight), self._origin(bias)
+        bare = weight is None and bias is None
+        self.layers.add_norm(self._stack[-1], leaf, codes, shift.tensor if shift is not None else bias, bare)
 
     def _origin(self, tensor: Tensor | None) -> Leaf | None:
         state = self.state(tensor) if tensor is not None else None

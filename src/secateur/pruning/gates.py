@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.channels.cost import is_kept
-from secateur.channels.groups import ChannelGraph, ChannelGroup, owner
+from secateur.channels.groups import ChannelGraph, ChannelGroup, Member
 from secateur.channels.labels import Role
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import shrink_
@@ -59,7 +59,7 @@ class Gated(nn.Module):
         """What the parameters are multiplied with."""
         if self.gate_fold.weight is None:
             # Without parameters to take it up in the end, phi is 1 whatever an optimizer does; it has a gradient.
-            return (1 + self.gate_phi - self.gate_phi.detach()) * self.gate_mask
+            return (1 + (self.gate_phi - self.gate_phi.detach())) * self.gate_mask
         return self.gate_phi * self.gate_mask
 
     def gate_apply(self, name: str) -> Tensor | None:
@@ -126,22 +126,25 @@ def insert_gates_(model: nn.Module, graph: ChannelGraph, *, filter_scale: Filter
     for name, shape in graph.shapes.items():
         if name not in tensors or tuple(tensors[name].shape) != shape:
             raise InvalidPlan(f"the graph is of another network: it has {name!r} of shape {shape}")
-    gated = next((name for name, module in model.named_modules() if isinstance(module, Gated)), None)
-    if gated is not None:
-        raise InvalidModel(f"{gated!r} has a gate already: merge_gates_(model) first")
+    for name, module in model.named_modules():
+        if isinstance(module, Gated):
+            raise InvalidModel(f"{name!r} has a gate already: merge_gates_(model) first")
+        if any(hasattr(module, own) for own in Gated.__annotations__):
+            raise InvalidModel(f"{name!r} has an attribute that starts with gate_, which gates need: rename it")
     if not any(group.size > group.at_least and group.name not in graph.ungated for group in graph.groups):
         reasons = sorted({f.reason for f in graph.frozen} | set(graph.ungated.values()))
         listed = "; or ".join(reasons) or "is the only one of its layer"
         raise InvalidModel(f"no channel of this model can be removed: each {listed}")
+    some = next(p for p in model.parameters() if p.is_floating_point())
     for site in graph.sites:
-        _insert(model.get_submodule(site.module), site, filter_scale)
+        _insert(model.get_submodule(site.module), site, some, filter_scale)
     return Gates(model, graph)
 
 
-def _insert(module: nn.Module, site: Site, filter_scale: FilterScale) -> None:
+def _insert(module: nn.Module, site: Site, some: Tensor, filter_scale: FilterScale) -> None:
     weight = module._parameters[site.weight] if site.weight is not None else None
     bias = module._parameters[site.bias] if site.bias is not None else None
-    some = weight if weight is not None else next(t for t in _of_float(module))
+    some = weight if weight is not None else some
     fold = Fold(
         weight=site.weight,
         bias=site.bias,
@@ -156,12 +159,15 @@ def _insert(module: nn.Module, site: Site, filter_scale: FilterScale) -> None:
         phi = _norm_phi(weight, bias) if site.kind == "norm" else _filter_phi(weight, bias, fold, filter_scale)
         phi = phi.to(_wide(some.dtype))
         divisor = torch.where(phi == 0, 1, phi)
-        weight.data = weight.to(phi.dtype) / divisor.view([-1 if d == site.axis else 1 for d in range(weight.dim())])
+        weight.grad = None
+        shape = [-1 if dim == site.axis else 1 for dim in range(weight.dim())]
+        weight.data = _quotient(weight, divisor.view(shape))
         if site.kind == "norm":
             weight.data[phi == 0] = 1
             weight.requires_grad_(False)
         if bias is not None:
-            bias.data = bias.to(phi.dtype) / divisor
+            bias.grad = None
+            bias.data = _quotient(bias, divisor)
     module.register_parameter("gate_phi", nn.Parameter(phi))
     module.register_buffer("gate_mask", torch.ones_like(phi))
     names = (site.weight, site.bias) if site.weight is not None else ("weight", "bias")
@@ -169,16 +175,18 @@ def _insert(module: nn.Module, site: Site, filter_scale: FilterScale) -> None:
     module.__class__ = _gated_class(type(module), tuple(name for name in names if name is not None))
 
 
-def _of_float(module: nn.Module) -> Iterator[Tensor]:
-    """Floating-point tensors of the module, or one of the default type."""
-    yield from (t for t in module._buffers.values() if t is not None and t.is_floating_point())
-    yield torch.empty(0)
+def _quotient(value: Tensor, divisor: Tensor) -> Tensor:
+    """The quotient, whose product with the divisor does not overflow where the value does not."""
+    result = value.to(divisor.dtype) / divisor
+    return torch.where((result * divisor).isfinite(), result, torch.nextafter(result, torch.zeros_like(result)))
 
 
 def _norm_phi(gamma: Tensor, beta: Tensor | None) -> Tensor:
     """Appendix A where |beta / gamma| <= 10, the same function to rounding elsewhere."""
+    tiny = torch.finfo(_wide(gamma.dtype)).tiny
     gamma = gamma.double()
     size = gamma.abs() if beta is None else torch.maximum(gamma.abs(), beta.double().abs() / SHIFT)
+    size = torch.where(size > 0, size.clamp_min(tiny), 0)
     return torch.where(gamma < 0, -size, size)
 
 
@@ -253,8 +261,14 @@ class Gates:
 
     @property
     def trainable(self) -> list[nn.Parameter]:
-        """The gates that an optimizer moves: those of batch norms without parameters have a gradient, but stay 1."""
-        return [module.gate_phi for module in self.modules if module.gate_fold.weight is not None]
+        """The gates that train: not those of norms without parameters, which stay 1, nor of weights that are frozen."""
+        return [module.gate_phi for module in self.modules if module.gate_fold.trained]
+
+    @cached_property
+    def removable(self) -> Tensor:
+        """The channels of groups that gates can switch off."""
+        gated = torch.tensor([group.name not in self.whole.ungated for group in self.whole.groups], device="cpu")
+        return gated[self.whole.group_of]
 
     @cached_property
     def channels(self) -> list[Tensor]:
@@ -300,10 +314,19 @@ class Gates:
                 for tensor, before in reversed(saved):
                     tensor.copy_(before)
 
-    def loose(self, group: ChannelGroup) -> list[Any]:
+    def loose(self, group: ChannelGroup) -> list[Member]:
         """Members that could wake a channel after its gates, such as a learnt shift: no mask reaches them."""
-        held = {site.module for site in self.whole.sites if site.kind == "norm"}
-        return [m for m in group.members if m.role == "passes" and owner(m.tensor) not in held]
+        return [m for m in group.members if m.role == "passes" and m.tensor not in self._held]
+
+    @cached_property
+    def _held(self) -> set[str]:
+        """Tensors that a gate multiplies, and the statistics of its norm."""
+        return {
+            f"{site.module}.{part}" if site.module else part
+            for site in self.whole.sites
+            for part in (site.weight, site.bias, *(("running_mean", "running_var") if site.kind == "norm" else ()))
+            if part is not None
+        }
 
     def cut_(self, kept: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Cut the tensors, gates and optimizer state to these channels."""
@@ -320,7 +343,7 @@ class Gates:
         for module, channels in zip(self.modules, self.channels, strict=True):
             phi = module.gate_phi
             if module.gate_fold.weight is not None and phi.grad is not None:
-                weight = module.gate_mask * (channels >= 0).to(phi)
+                weight = module.gate_mask * is_kept(channels, self.removable).logical_and(channels >= 0).to(phi)
                 phi.grad.add_(phi.sign() * weight, alpha=strength * module.gate_fold.penalty)
 
 

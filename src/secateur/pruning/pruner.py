@@ -163,15 +163,29 @@ class Pruner:
         worth = ranked(self.graph, self.kept, self.score.end(), self.rank)
         quota = None
         if fraction is not None:
-            gated = filters_per_channel(self.graph)[self.kept & self._removable]
+            gated = filters_per_channel(self.graph)[self.kept & self.gates.removable]
             quota = max(1, round(fraction * int(gated.sum())))
-        before = self.kept
-        self.kept = select(
-            self.graph, before, worth, self.floors, multiple_of=self.limits.multiple_of, quota=quota, budget=budget
+        before, after = (
+            self.kept,
+            select(
+                self.graph,
+                self.kept,
+                worth,
+                self.floors,
+                multiple_of=self.limits.multiple_of,
+                quota=quota,
+                budget=budget,
+            ),
         )
-        removed = removed_by_group(self.graph, before, self.kept)
-        self.gates.mask_(self.kept)
-        if cut or any(self.gates.loose(self.graph.group(name)) for name in removed):
+        removed = removed_by_group(self.graph, before, after)
+        loose = [name for name in removed if self.gates.loose(self.graph.group(name))]
+        if loose and not cut and optimizer is None:
+            raise InvalidSetting(
+                f"what follows the gates of {loose[0]!r} could wake its channels up: pass the optimizer"
+            )
+        self.kept = after
+        self.gates.mask_(after)
+        if cut or loose:
             self.cut_(optimizer)
         self._begin()
         gone = before & ~self.kept
@@ -181,14 +195,6 @@ class Pruner:
             cost=self.cost,
             met=budget is None or budget.met(self.graph, self.kept),
         )
-
-    @property
-    def _removable(self) -> Tensor:
-        """The channels of groups that gates can switch off."""
-        removable = self.graph.all_kept()
-        for group in self.graph.groups:
-            removable[group.start : group.start + group.size] = group.name not in self.graph.ungated
-        return removable
 
     def cut_(self, optimizer: torch.optim.Optimizer | None = None, multiple_of: int = 1) -> None:
         """Cut the tensors to what is kept, and begin a new score.

@@ -69,8 +69,8 @@ class Taylor(Score):
 
     def begin(self, gates: Gates) -> None:
         super().begin(gates)
-        self.total = torch.zeros(gates.index.numel(), device=gates.index.device, dtype=gates.phis[0].dtype)
-        self.skipped = torch.zeros((), dtype=torch.long, device=gates.index.device)
+        self.total = torch.zeros(gates.index.numel(), dtype=gates.phis[0].dtype)
+        self.skipped = torch.zeros((), dtype=torch.long)
 
     @torch.no_grad()
     def observe(self) -> None:
@@ -80,8 +80,8 @@ class Taylor(Score):
         ]
         change = torch.cat(products).abs()
         finite = change.isfinite().all()
-        self.total += torch.where(finite, change, 0)
-        self.skipped += ~finite
+        self.total = self.total.to(change.device) + torch.where(finite, change, 0)
+        self.skipped = self.skipped.to(change.device) + ~finite
 
     def end(self) -> Tensor:
         return self.gates.per_channel(self.total).double().cpu()

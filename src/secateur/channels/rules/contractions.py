@@ -68,6 +68,8 @@ def made_by(
     along: these are the codes of one axis of the weight, the one along which its filters lie.
     carries: each filter reads its own channel alone, so that what made the argument shows in the result.
     """
+    if carries and not call.trains(weight):
+        return  # a blur
     if call.is_weights(weight) and not all(call.is_weights(t) for t in call.tensors):
         name = call.watch.add_filters(weight, codes, bias, along)
         if call.watch.layers.filters[name].trains:

@@ -43,8 +43,8 @@ def batch_norm(call: Call) -> None:
             call.watch.training_matters |= isinstance(axis, Tensor)
             seen = call.mix(axis, "passes a batch norm across its own axis") if batch_statistics else axis
             axes[dim] = with_alive(seen, True) if isinstance(seen, Tensor) and not call.is_weights(data) else seen
-    if call.watch.add_norm(codes, *affine):
-        call.bare = frozenset()
+    call.watch.add_norm(codes, *affine)
+    call.bare = frozenset()
     call.put(call.outputs[0], axes)
 
 
@@ -117,6 +117,8 @@ def group_norm(call: Call) -> None:
         axes[1] = None
         for tensor in affine:
             call.freeze_axes(tensor, "normalises channels of fixed number")
+    call.watch.add_norm(codes, call["weight"], call["bias"])
+    call.bare = frozenset()
     for dim in (0, *range(2, data.dim())):
         axis = axes[dim]
         if dim > 1:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from secateur.channels.labels import Role, is_alive, with_alive
 
@@ -47,7 +47,13 @@ class State:
     """Those of them whose removed filters are zeros here, with no batch norm on the way."""
 
 
-LOOKS = {"t", "transpose", "permute", "view", "_unsafe_view", "reshape", "_to_copy", "alias", "detach", "clone"}
+LOOKS = {"t", "transpose", "permute", "view", "_unsafe_view", "reshape"} | {
+    "_to_copy",
+    "alias",
+    "detach",
+    "clone",
+    "repeat",
+}
 """Operators whose result is still the parameter they are given."""
 
 
@@ -167,6 +173,13 @@ class Call:
         state = self.watch.state(tensor)
         return state is not None and state.weights
 
+    def trains(self, tensor: Tensor) -> bool:
+        """Whether it is a parameter, or made of some."""
+        state = self.watch.state(tensor)
+        if state is None or not state.weights:
+            return False
+        return state.origin is None or isinstance(state.origin.tensor, nn.Parameter)
+
     def is_zero(self, tensor: Tensor) -> bool:
         state = self.watch.state(tensor)
         return state is not None and state.zero
@@ -187,12 +200,12 @@ class Call:
                     for axis in self.axes(met):
                         if isinstance(axis, Tensor):
                             self.table.mark(axis, Role.PASSES)
-        origin = self.watch.state(self.tensors[0]) if weights and self.name in LOOKS else None
-        bare = self.bare
-        if bare and any(isinstance(axis, Tensor) and bool(is_alive(axis).all()) for axis in axes):
-            bare = frozenset()
-        named = origin.origin if origin is not None else None
-        self.watch.put(tensor, State(axes, weights, zero, named, self.made, bare))
+        seen = self.watch.state(self.tensors[0]) if weights and self.name in LOOKS else None
+        origin = seen.origin if seen is not None else None
+        # What its own filters cannot switch off is no longer theirs.
+        alive = any(isinstance(axis, Tensor) and bool(is_alive(axis).all()) for axis in axes) if self.bare else False
+        bare = frozenset() if alive else self.bare
+        self.watch.put(tensor, State(axes, weights, zero, origin, self.made, bare))
 
     def put_all(self, axes: list[Axis]) -> None:
         """The same axes for every result of that many dimensions; indices among them are never zero for sure."""

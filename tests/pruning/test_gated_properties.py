@@ -1,0 +1,109 @@
+"""The oracle on random networks with gates: masked by gates, cut with them or zeroed by hand, they do the same."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import seed as fix_seed
+from hypothesis import strategies as st
+from networks import KINDS, NETWORKS, Block, Network, inputs
+from oracle import TOLERANCE, outputs, randomize_
+from torch import Tensor, nn
+
+import secateur
+from secateur import ChannelGraph, Gates, InvalidModel, Plan
+from secateur.channels.verify import mask_
+
+SETTINGS = settings(
+    database=None,
+    deadline=None,
+    print_blob=False,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+)
+EXAMPLE = inputs()
+
+
+def assert_same(model: nn.Module, other: nn.Module, what: str) -> None:
+    for mode in ("eval", "train"):
+        expected, got = (outputs(copy.deepcopy(m), EXAMPLE, mode) for m in (model, other))
+        for a, b in zip(expected, got, strict=True):
+            gap, scale = float((a - b).abs().max()), float(a.abs().max())
+            assert gap <= TOLERANCE * max(scale, 1e-3), f"{what}: differ by {gap:.1e} of {scale:.1e} in {mode} mode"
+
+
+def random_kept(graph: ChannelGraph, seed: int, share: float, whole: set[str]) -> Tensor:
+    """Each channel goes with this probability, but none of the groups named."""
+    generator = torch.Generator().manual_seed(seed)
+    kept = torch.rand(graph.num_channels, generator=generator) >= share
+    for group in graph.groups:
+        stay = group.size if group.name in whole else group.at_least
+        kept[group.start + torch.randperm(group.size, generator=generator)[:stay]] = True
+    return kept
+
+
+def check(network: Network, seed: int, share: float) -> int:
+    """Gate a network, mask and cut it at random; the number of channels that gates can switch off."""
+    randomize_(network, seed)
+    graph = secateur.analyze(network, EXAMPLE, probe=False)
+    gated = copy.deepcopy(network)
+    try:
+        gates = secateur.insert_gates_(gated, graph)
+    except InvalidModel:
+        assert all(group.size == group.at_least or group.name in graph.ungated for group in graph.groups)
+        return 0
+    assert_same(network, gated, "inserting gates")
+    loose = {group.name for group in graph.groups if gates.loose(group)}
+    for whole in (set(graph.ungated) | loose, set(graph.ungated)):
+        kept = random_kept(graph, seed, share, whole)
+        masked = mask_(copy.deepcopy(network), Plan(graph, kept))
+        cut = copy.deepcopy(gated)
+        its_gates = Gates(cut, graph)
+        its_gates.mask_(kept)
+        if whole >= loose:
+            assert_same(masked, cut, "masks of gates")
+        its_gates.cut_(kept)
+        assert_same(masked, cut, "cutting with gates")
+        secateur.merge_gates_(cut)
+        small = secateur.shrink(network, Plan(graph, kept))
+        assert_same(small, cut, "merging")
+        assert [(n, t.shape) for n, t in cut.state_dict().items()] == [
+            (n, t.shape) for n, t in small.state_dict().items()
+        ]
+    return graph.num_channels - sum(group.size for group in graph.groups if group.name in graph.ungated)
+
+
+def run(num_networks: int) -> None:
+    """Draw this many different networks and check them; most must have had something to cut."""
+    cut: dict[str, int] = {}
+
+    def draw(network: Network, seed: int, share: float) -> None:
+        note(repr(network))
+        cut[repr(network)] = check(network, seed, share)
+
+    number = 0
+    while len(cut) < num_networks:
+        # Many short runs give more different networks than a long one, see the properties of plain networks.
+        number += 1
+        strategies = NETWORKS, st.integers(0, 1000), st.floats(0.1, 0.9)
+        fix_seed(number)(settings(SETTINGS, max_examples=8)(given(*strategies)(draw)))()
+    assert sum(channels >= 8 for channels in cut.values()) > 0.5 * len(cut)
+
+
+def test_twenty_networks() -> None:
+    run(20)
+
+
+@pytest.mark.slow
+def test_four_hundred_networks() -> None:
+    run(400)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_option(kind: str) -> None:
+    """Every block, in the middle of a network, with every option."""
+    for option in range(24):
+        blocks = [Block("chain", 8), Block(kind, 8, other=1 + option % 3, option=option), Block("chain", 4)]
+        check(Network(blocks, option % 4), option, 0.3)
