@@ -1,11 +1,7 @@
 """Which score ranks channels most like the oracle does: Spearman correlation on a small network.
 
-python benchmarks/ranking.py [--seeds 5] [--json FILE]
-
-A plain network of four convolutions with batch norm is trained on scikit-learn's digits. The oracle is the size of the
-change of the loss on held-out images when a channel is zeroed; all channels of the network are one ranking. Scores see
-the training set in batches of 64 with nothing trained, once with batch norm in training mode, as in a Tick, and once
-in evaluation mode; so does the oracle see the held-out images.
+python benchmarks/ranking.py                   5 seeds, into docs/ranking.md
+python benchmarks/ranking.py --seeds 2         printed only
 """
 
 from __future__ import annotations
@@ -24,6 +20,13 @@ from torch import Tensor, nn
 from secateur import Oracle, analyze, insert_gates_
 from secateur.pruning.scores import Random, Score, make_score
 
+DOCS = Path(__file__).parent.parent / "docs"
+SEEDS = 5
+METHOD = """Spearman rank correlation, mean (least to greatest) over the seeds. A plain network of four convolutions with
+batch norm, 96 channels, is trained for 10 epochs on scikit-learn's digits. The oracle is the size of the change of the
+loss on held-out images when a channel is zeroed; all channels of the network are one ranking. Scores see the training
+set in batches of 64 with nothing trained, once with batch norm in training mode, as in a Tick, and once in evaluation
+mode; so does the oracle see the held-out images."""
 NAMES = ("taylor", "slim", "l1", "l2", "fpgm", "apoz", "pcnn", "random")
 MODES = ("train", "eval")
 BATCH = 64
@@ -121,29 +124,39 @@ def restore_(model: nn.Module, statistics: list[Tensor]) -> None:
 
 def report(results: list[dict[str, float]]) -> str:
     """Mean, least and greatest over the seeds."""
-    lines = [f"{'score':8} {'its batch norm':15}" + "    ".join(f"oracle in {m:5} mode " for m in MODES)]
-    lines.append(" " * 24 + "    ".join(["  mean    min    max"] * len(MODES)))
+    lines = [f"| score | its batch norm | {' | '.join(f'oracle in {mode} mode' for mode in MODES)} |"]
+    lines.append("|---|---|---:|---:|")
     for name in NAMES:
         for mode in MODES if name in ("taylor", "pcnn", "apoz") else MODES[:1]:
-            cells = ""
+            cells = []
             for judge in MODES:
                 values = [result[f"{name}/{mode}/{judge}"] for result in results]
-                cells += f"{mean(values):6.2f} {min(values):6.2f} {max(values):6.2f}    "
+                cells.append(f"{mean(values):.2f} ({min(values):.2f} to {max(values):.2f})")
             shown = mode if name in ("taylor", "pcnn", "apoz") else "-"
-            lines.append(f"{name:8} {shown:15}{cells}".rstrip())
+            lines.append(f"| {name} | {shown} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, help="how many networks")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many networks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measured value there")
     options = parser.parse_args()
     torch.set_num_threads(1)
     runs = [correlations(seed) for seed in range(options.seeds)]
     accuracies = [accuracy for accuracy, _ in runs]
-    print(f"{hardware()}; seeds n = {options.seeds}; held-out accuracy {min(accuracies):.3f} to {max(accuracies):.3f}")
-    print(report([found for _, found in runs]))
+    page = f"""# Which score ranks like the oracle
+
+Made by `make ranking` (`python benchmarks/ranking.py`) on {hardware()}; n = {options.seeds} seeds.
+
+{METHOD}
+Held-out accuracy {min(accuracies):.3f} to {max(accuracies):.3f}.
+
+{report([found for _, found in runs])}
+"""
+    print(page)
+    if options.seeds == SEEDS:
+        (DOCS / "ranking.md").write_text(page)
     if options.json:
         data = [{"seed": seed, "accuracy": accuracy, **found} for seed, (accuracy, found) in enumerate(runs)]
         options.json.write_text(json.dumps({"hardware": hardware(), "runs": data}, indent=1) + "\n")
