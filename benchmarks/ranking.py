@@ -22,7 +22,7 @@ from secateur.pruning.scores import Random, Score, make_score
 
 DOCS = Path(__file__).parent.parent / "docs"
 SEEDS = 5
-METHOD = """Spearman rank correlation, mean (least to greatest) over the seeds. A plain network of four convolutions with
+METHOD = """Spearman rank correlation, mean (least to greatest) over seeds. A plain network of four convolutions with
 batch norm, 96 channels, is trained for 10 epochs on scikit-learn's digits. The oracle is the size of the change of the
 loss on held-out images when a channel is zeroed; all channels of the network are one ranking. Scores see the training
 set in batches of 64 with nothing trained, once with batch norm in training mode, as in a Tick, and once in evaluation
