@@ -49,6 +49,14 @@ class Diverged(SecateurError):
         self.result = result
 
 
+class Interrupted(SecateurError):
+    """A run was asked to stop, and has been saved."""
+
+    def __init__(self, signal: int, folder: str) -> None:
+        super().__init__(f"stopped and saved; go on with: secateur resume {folder}")
+        self.signal = signal
+
+
 class UnknownName(SecateurError, KeyError):
     """A name that does not exist; the message suggests near ones."""
 
@@ -62,6 +70,14 @@ class MissingExtra(SecateurError, ImportError):
 
 class NotEquivalent(SecateurError):
     """The masked and the shrunk model disagree."""
+
+
+class RunInUse(SecateurError):
+    """Another process holds the folder of the run."""
+
+
+class DamagedRun(SecateurError):
+    """The folder of a run cannot be read or written, or what it holds is not what was written."""
 
 
 def unknown_name(kind: str, name: str, known: list[str]) -> UnknownName:

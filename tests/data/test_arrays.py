@@ -1,15 +1,33 @@
 """Datasets in memory."""
 
 from collections import Counter
+from typing import Any
 
+import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from secateur.data.arrays import Arrays, random_shift
+from secateur.data.arrays import Arrays
 from secateur.data.digits import digits
+from secateur.errors import InvalidTask
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def arrays(**options) -> Arrays:
+def arrays(**options: Any) -> Arrays:
     return Arrays(torch.arange(10.0).reshape(10, 1, 1, 1), torch.arange(10) % 3, batch_size=4, **options)
+
+
+def pictures(count: int = 200, dtype: torch.dtype = torch.uint8, **options: Any) -> Arrays:
+    """Noise without black pixels."""
+    images = torch.randint(1, 256, (count, 3, 5, 4), generator=torch.Generator().manual_seed(0))
+    images = images.to(dtype) if dtype == torch.uint8 else images.to(dtype) / 255
+    return Arrays(images, torch.arange(count) % 10, **{"batch_size": 64, **options})
+
+
+def everything(batches: Any) -> Tensor:
+    return torch.cat([images for images, _ in batches])
 
 
 def test_batches_in_order_with_a_smaller_last_one() -> None:
@@ -18,6 +36,12 @@ def test_batches_in_order_with_a_smaller_last_one() -> None:
     assert [images.shape[0] for images, _ in batches] == [4, 4, 2]
     assert torch.equal(torch.cat([images for images, _ in batches]).flatten(), torch.arange(10.0))
     assert all(torch.equal(labels, images.flatten().long() % 3) for images, labels in batches)
+
+
+def test_a_smaller_last_batch_may_be_dropped() -> None:
+    assert len(arrays(last="drop")) == 2
+    assert torch.equal(everything(arrays(last="drop")).flatten(), torch.arange(8.0))
+    assert len(everything(arrays(last="drop", shuffle=True)).unique()) == 8
 
 
 def test_shuffling_is_anew_each_time_and_by_seed() -> None:
@@ -40,18 +64,183 @@ def test_parts() -> None:
     assert torch.equal(part.labels, part.images.flatten().long() % 3)
 
 
-def test_shifts_move_each_image_by_itself_and_bring_in_zeros() -> None:
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize(("crop", "flip"), [(1, False), (2, False), (0, True), (2, True)])
+def test_each_image_is_moved_and_mirrored_by_itself(dtype: torch.dtype, crop: int, flip: bool) -> None:
     torch.manual_seed(0)
-    images = torch.rand(200, 2, 5, 4) + 1
-    moved = random_shift(images, 1)
-    assert moved.shape == images.shape
+    data = pictures(1000, dtype, crop=crop, flip=flip)
+    stored = data.images / 255 if dtype == torch.uint8 else data.images
+    moved = everything(data)
+    assert moved.shape == stored.shape
     found = Counter()
-    for before, after in zip(images, moved, strict=True):
-        padded = torch.nn.functional.pad(before, [1, 1, 1, 1])
-        offsets = [(y, x) for y in range(3) for x in range(3) if torch.equal(padded[:, y : y + 5, x : x + 4], after)]
-        assert len(offsets) == 1
-        found[offsets[0]] += 1
-    assert len(found) == 9
+    for before, after in zip(stored, moved, strict=True):
+        padded = F.pad(before, [crop] * 4)
+        ways = [
+            (y, x, mirrored)
+            for y in range(2 * crop + 1)
+            for x in range(2 * crop + 1)
+            for mirrored in {False, flip}
+            if torch.equal(flipped(padded[:, y : y + 5, x : x + 4], mirrored), after)
+        ]
+        assert len(ways) == 1
+        found[ways[0]] += 1
+    assert len(found) == (2 * crop + 1) ** 2 * (1 + flip)
+    assert max(found.values()) < 3 * min(found.values()) + 10
+
+
+def flipped(image: Tensor, mirrored: bool) -> Tensor:
+    return image.flip(-1) if mirrored else image
+
+
+def test_augmentation_is_anew_each_time_and_by_seed() -> None:
+    def passes(seed: int) -> list[Tensor]:
+        torch.manual_seed(seed)
+        data = pictures(crop=2, flip=True, shuffle=True)
+        return [everything(data) for _ in range(2)]
+
+    assert all(map(torch.equal, passes(0), passes(0)))
+    assert not torch.equal(*passes(0))
+    assert not torch.equal(passes(0)[0], passes(1)[0])
+
+
+def test_bytes_become_numbers_between_0_and_1() -> None:
+    (images, _), *_ = pictures()
+    assert images.dtype == torch.float32
+    assert torch.equal(images, pictures().images[:64] / 255)
+    assert 0 < float(images.min()) < float(images.max()) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
+def test_normalization_comes_last(dtype: torch.dtype) -> None:
+    mean, std = (0.1, 0.2, 0.3), (0.5, 1.0, 2.0)
+    torch.manual_seed(0)
+    plain = everything(pictures(100, dtype, crop=2))
+    torch.manual_seed(0)
+    normal = everything(pictures(100, dtype, crop=2, mean=mean, std=std))
+    for channel in range(3):
+        assert torch.allclose(normal[:, channel], (plain[:, channel] - mean[channel]) / std[channel])
+        # The padding is black, not grey.
+        black = normal[:, channel][plain[:, channel] == 0]
+        assert black.numel() > 0
+        assert torch.allclose(black, torch.full_like(black, -mean[channel] / std[channel]))
+    assert normal.dtype == plain.dtype == (torch.float32 if dtype == torch.uint8 else dtype)
+
+
+def test_an_own_augmentation_sees_images_as_they_are_stored() -> None:
+    def invert(images: Tensor) -> Tensor:
+        assert images.dtype == torch.uint8
+        return 255 - images
+
+    (images, _), *_ = pictures(augment=invert, mean=(0.0,) * 3, std=(1.0,) * 3)
+    assert torch.equal(images, (255 - pictures().images[:64]) / 255)
+
+
+@pytest.mark.parametrize("options", [{}, {"crop": 1}, {"mean": (0.5,) * 3, "std": (0.5,) * 3}])
+def test_order_in_memory(options: dict[str, Any]) -> None:
+    for last, (images, _) in ((last, next(iter(pictures(channels_last=last, **options)))) for last in (False, True)):
+        assert images.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+        assert not images.is_contiguous(memory_format=torch.contiguous_format if last else torch.channels_last)
+
+
+def test_labels_come_as_losses_want_them() -> None:
+    data = Arrays(torch.zeros(4, 1), torch.arange(4, dtype=torch.uint8), 2)
+    assert next(iter(data))[1].dtype == torch.long
+
+
+def test_moving() -> None:
+    data = pictures(flip=True).to("meta")
+    assert data.images.is_meta
+    assert data.labels.is_meta
+    assert data.flip
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("own", [False, True])
+def test_the_parts_of_all_processes_make_up_the_whole(world: int, own: bool) -> None:
+    def noise(images: Tensor) -> Tensor:
+        return images // 2 + torch.randint_like(images, 100)
+
+    data = pictures(
+        100,
+        batch_size=14,
+        shuffle=True,
+        crop=1,
+        flip=True,
+        augment=noise if own else None,
+        mean=(0.5,) * 3,
+        std=(1,) * 3,
+    )
+    torch.manual_seed(0)
+    whole = list(data)
+    parts = []
+    for rank in range(world):
+        torch.manual_seed(0)
+        part = data.shard(rank, world)
+        parts.append(list(part.weighted()))
+        torch.manual_seed(0)
+        assert all(torch.equal(a, b) for (_, (a, _)), (b, _) in zip(parts[-1], part, strict=True))
+    # The last batch has two images, which three processes leave out.
+    assert len(data.shard(0, world)) == len(parts[0]) == (8 if world == 2 else 7)
+    for (images, labels), *cut in zip(whole, *parts, strict=world == 2):
+        assert torch.equal(torch.cat([part[0] for _, part in cut]), images)
+        assert torch.equal(torch.cat([part[1] for _, part in cut]), labels)
+        sizes = [len(part[1]) for _, part in cut]
+        assert max(sizes) - min(sizes) <= 1
+        assert [weight for weight, _ in cut] == [size * world / len(labels) for size in sizes]
+        # Weighted means of the parts come to the mean of the whole.
+        mean = sum(weight * part[0].double().mean() for weight, part in cut) / world
+        assert float(mean) == pytest.approx(float(images.double().mean()))
+
+
+def test_parts_of_parts() -> None:
+    chosen = [arrays().shard(r, 2).subset(0.6, None, torch.Generator().manual_seed(0)) for r in range(2)]
+    whole = arrays().subset(0.6, None, torch.Generator().manual_seed(0))
+    assert sorted(torch.cat([everything(part) for part in chosen]).flatten()) == sorted(whole.images.flatten())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": torch.arange(9)}, r"every image needs a label, got images of shape \(10, 3, 2, 2\) and labels of"),
+        ({"labels": torch.arange(10.0)}, "labels must be integers, the numbers of classes, got torch.float32"),
+        ({"labels": torch.ones(10, dtype=torch.bool)}, "labels must be integers"),
+        ({"labels": torch.arange(10, device="meta")}, "images are on cpu and labels on meta"),
+        ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
+        ({"last": "pad"}, "last must be 'keep' or 'drop', got 'pad'"),
+        ({"last": "drop", "batch_size": 11}, "10 examples do not fill one batch of 11"),
+        ({"crop": -1}, "crop is a number of pixels, got -1"),
+        ({"crop": 1, "images": torch.zeros(10, 3, 2)}, "images of shape NxCxHxW, got 10x3x2"),
+        ({"flip": True, "labels": torch.zeros(10, 2, 2).long()}, "would move the images but not their label maps"),
+        ({"mean": (0.5,) * 3}, "mean and std go together"),
+        ({"mean": (0.5,), "std": (0.5,)}, "a number for each of 3 channels, got 1 and 1"),
+        ({"mean": (0.5,) * 3, "std": (0.5, 0.0, 0.5)}, "std must be above 0"),
+    ],
+)
+def test_what_does_not_fit_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidTask, match=message):
+        Arrays(**{"images": torch.zeros(10, 3, 2, 2), "labels": torch.arange(10), "batch_size": 4, **options})
+
+
+def test_processes_that_do_not_fit_are_named() -> None:
+    with pytest.raises(InvalidTask, match="rank goes from 0 to 1, got 2"):
+        arrays().shard(2, 2)
+    with pytest.raises(InvalidTask, match="batches of 4 cannot be cut into 5 parts"):
+        arrays().shard(0, 5)
+    with pytest.raises(InvalidTask, match="2 examples do not fill one batch of 4"):
+        arrays(last="drop").subset(0.2, None, torch.Generator())
+
+
+@on_gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_on_a_gpu_no_batch_is_waited_for() -> None:
+    data = pictures(shuffle=True, crop=2, flip=True, mean=(0.5,) * 3, std=(1.0,) * 3, channels_last=True).to("cuda")
+    batches = iter(data)
+    next(batches)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert all(images.is_cuda and labels.is_cuda for images, labels in batches)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_digits() -> None:

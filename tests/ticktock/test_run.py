@@ -246,7 +246,7 @@ def test_a_run_that_diverges_says_where_and_keeps_the_last_good_state(at: int, w
 def test_divergence_in_fine_tuning_keeps_the_pruned_network() -> None:
     net, graph, task = prepared()
     one_shot = TickTock.one_shot(keep_macs=0.5, finetune_epochs=3)
-    with pytest.raises(Diverged, match="fine-tuning, epoch 2 of 3, step 1") as caught:
+    with pytest.raises(Diverged, match="FineTune, epoch 2 of 3, step 1") as caught:
         one_shot(net, graph, exploding(6 * 2 + 1, task))
     result = caught.value.result
     assert isinstance(result, secateur.Result)
@@ -257,5 +257,5 @@ def test_divergence_in_fine_tuning_keeps_the_pruned_network() -> None:
 def test_weights_that_overflow_without_a_bad_loss_are_noticed() -> None:
     net, graph, task = prepared()
     steps = quick(finetune_epochs=1, finetune_lr=(1e307, 1e307), keep_macs=1.0, weight_decay=0.0)
-    with pytest.raises(Diverged, match="fine-tuning, epoch 1"):
+    with pytest.raises(Diverged, match="FineTune, epoch 1"):
         steps(net, graph, Task(batches(1), lambda model, batch: 1e9 * task.loss(model, batch)))

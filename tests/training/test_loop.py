@@ -2,13 +2,17 @@
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from secateur import InvalidTask, NonFiniteLoss
-from secateur.training.loop import mix, seeded, train_epoch, triangle
+from secateur.training.engine import Engine
+from secateur.training.loop import Position, Trainer, Work
+from secateur.training.randomness import mix, seeded
+from secateur.training.schedules import triangle
 
 
 def data(count: int = 5) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -33,41 +37,83 @@ def test_one_cycle_at_given_iterations() -> None:
     assert rates[100] == pytest.approx(rates[3910 - 100])
 
 
-def test_an_epoch_is_what_a_plain_loop_does() -> None:
-    torch.manual_seed(0)
-    net, other = nn.Linear(3, 1), nn.Linear(3, 1)
-    other.load_state_dict(net.state_dict())
-    seen = []
+def train_epoch(
+    net: nn.Module, batches: Any, optimizer: torch.optim.Optimizer, engine: Engine | None = None, **work: Any
+) -> float:
+    return Trainer(net, engine or Engine()).epoch(batches, Work("test", squared, optimizer, **work))
+
+
+def plain_loop(net: nn.Module, accumulate: int = 1, clip: float | None = None) -> float:
     optimizer = torch.optim.SGD(net.parameters(), momentum=0.9, weight_decay=0.1)
-    loss = train_epoch(
-        net, data(), squared, optimizer, rate=lambda s: 0.1 / (1 + s), after_backward=lambda: seen.append(1)
-    )
-    optimizer = torch.optim.SGD(other.parameters(), momentum=0.9, weight_decay=0.1)
     losses = []
     for step, batch in enumerate(data()):
         optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
-        value = squared(other, batch)
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
+        value = squared(net, batch)
+        if step % accumulate == 0:
+            optimizer.zero_grad()
+        (value / accumulate).backward()
+        if step % accumulate == accumulate - 1 or step == 4:
+            if clip is not None:
+                nn.utils.clip_grad_norm_(net.parameters(), clip)
+            optimizer.step()
         losses.append(float(value.detach()))
+    return sum(losses) / 5
+
+
+@pytest.mark.parametrize(
+    "engine", [Engine(), Engine(accumulate=2), Engine(clip_norm=0.1), Engine(accumulate=3, clip_norm=0.2)]
+)
+def test_an_epoch_is_what_a_plain_loop_does(engine: Engine) -> None:
+    torch.manual_seed(0)
+    net, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    other.load_state_dict(net.state_dict())
+    seen: list[int] = []
+    optimizer = torch.optim.SGD(net.parameters(), momentum=0.9, weight_decay=0.1)
+    loss = train_epoch(
+        net, data(), optimizer, engine, rate=lambda s: 0.1 / (1 + s), after_backward=lambda: seen.append(1)
+    )
+    expected = plain_loop(other, engine.accumulate, engine.clip_norm)
     assert torch.equal(net.weight, other.weight)
-    assert loss == pytest.approx(sum(losses) / 5)
-    assert len(seen) == 5
-    assert net.weight.grad is None
+    assert loss == pytest.approx(expected)
+    assert len(seen) == math.ceil(5 / engine.accumulate)
+
+
+def test_an_epoch_goes_on_where_another_stopped() -> None:
+    def run(stop: int | None) -> tuple[torch.Tensor, float]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
+        work = Work("test", squared, optimizer, rate=lambda s: 0.1)
+        position = None
+        if stop is not None:
+            kept: list[Position] = []
+
+            def note(step: int) -> None:
+                if step == stop:
+                    kept.append(trainer.position(step))
+                    raise KeyboardInterrupt
+
+            trainer = Trainer(net)
+            with seeded(1), pytest.raises(KeyboardInterrupt):
+                trainer.epoch(data(), work, after_step=note)
+            (position,) = kept
+        with seeded(1):
+            loss = Trainer(net).epoch(data(), work, position)
+        return net[0].weight.detach(), loss
+
+    whole = run(None)
+    for stop in (1, 3, 5):
+        weight, loss = run(stop)
+        assert torch.equal(weight, whole[0])
+        assert loss == whole[1]
 
 
 def test_gradients_of_parameters_that_no_optimizer_has_do_not_pile_up() -> None:
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
-    sizes = []
+    sizes: list[torch.Tensor] = []
     optimizer = torch.optim.SGD(net[1].parameters())
     train_epoch(
-        net,
-        data(1) * 3,
-        squared,
-        optimizer,
-        rate=lambda s: 0.0,
-        after_backward=lambda: sizes.append(net[0].weight.grad.norm()),
+        net, data(1) * 3, optimizer, rate=lambda s: 0.0, after_backward=lambda: sizes.append(net[0].weight.grad.norm())
     )
     assert sizes[0] == sizes[1] == sizes[2]
 
@@ -78,15 +124,29 @@ def test_a_loss_that_is_no_number_stops_at_its_step(bad: float) -> None:
     batches[3][1][0] = bad
     net = nn.Linear(3, 1)
     with pytest.raises(NonFiniteLoss) as caught:
-        train_epoch(net, batches, squared, torch.optim.SGD(net.parameters()), rate=lambda s: 0.01)
+        train_epoch(net, batches, torch.optim.SGD(net.parameters()), rate=lambda s: 0.01)
     assert caught.value.step == 3
-    assert net.weight.isfinite().all()
 
 
 def test_no_batches() -> None:
     net = nn.Linear(3, 1)
     with pytest.raises(InvalidTask, match="yields no batches"):
-        train_epoch(net, iter(()), squared, torch.optim.SGD(net.parameters()), rate=lambda s: 0.01)
+        train_epoch(net, [], torch.optim.SGD(net.parameters()), rate=lambda s: 0.01)
+
+
+def test_half_precision_keeps_weights_single() -> None:
+    net = nn.Linear(3, 1)
+    kinds: list[torch.dtype] = []
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        out = model(batch[0])
+        kinds.append(out.dtype)
+        return (out.float() - batch[1]).square().mean()
+
+    work = Work("test", loss, torch.optim.SGD(net.parameters()), rate=lambda s: 0.01)
+    Trainer(net, Engine(precision="bf16")).epoch(data(), work)
+    assert set(kinds) == {torch.bfloat16}
+    assert net.weight.dtype == torch.float32
 
 
 def test_seeds() -> None:

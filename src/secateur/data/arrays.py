@@ -1,20 +1,29 @@
-"""Datasets that fit in memory."""
+"""Datasets that fit in memory, and live on the device: a batch is made there without waiting for the host."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from secateur.errors import InvalidTask
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Images and labels, handed out in batches; the last one may be smaller.
+    """Images and labels, handed out in batches. Pixels that are stored as uint8 come out between 0 and 1.
 
-    shuffle: in an order drawn anew for each pass, from torch's random numbers.
-    augment: what is done to a batch of images on the way.
+    shuffle: in an order drawn anew for each pass, from torch's random numbers, as everything random here.
+    augment: what is done to a batch of images, as they are stored, after `crop` and `flip`.
+    crop: each image is moved by up to so many pixels either way, with zeros moving in.
+    flip: each image is mirrored left to right, or not, by chance.
+    mean, std: of each channel, taken off and divided by at the end; between 0 and 1 for images of uint8.
+    last: whether a last batch that is smaller comes as it is or is left out.
+    channels_last: the order in memory that convolutions on GPUs like best.
     """
 
     images: Tensor
@@ -22,16 +31,42 @@ class Arrays:
     batch_size: int
     shuffle: bool = False
     augment: Callable[[Tensor], Tensor] | None = None
+    crop: int = 0
+    flip: bool = False
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    last: Literal["keep", "drop"] = "keep"
+    channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        _check_pair(self.images, self.labels)
+        _check_batches(self.labels.shape[0], self.batch_size, self.last)
+        if self.crop < 0:
+            raise InvalidTask(f"crop is a number of pixels, got {self.crop}")
+        by_pixel = self.crop or self.flip
+        if (by_pixel or self.mean or self.std or self.channels_last) and self.images.dim() != 4:
+            raise InvalidTask(
+                "crop, flip, mean, std and channels_last are for images of shape NxCxHxW, got "
+                + "x".join(map(str, self.images.shape))
+            )
+        if by_pixel and self.labels.dim() != 1:
+            raise InvalidTask("crop and flip would move the images but not their label maps: use neither")
+        if (self.mean, self.std) != (None, None):
+            _check_numbers(self.mean, self.std, self.images.shape[1])
 
     def __len__(self) -> int:
-        return -(-self.labels.shape[0] // self.batch_size)
+        return len(self.shard(0, 1))
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        size, device = self.labels.shape[0], self.labels.device
-        order = torch.randperm(size, device=device) if self.shuffle else torch.arange(size, device=device)
-        for indices in order.split(self.batch_size):
-            images = self.images[indices]
-            yield (self.augment(images) if self.augment else images), self.labels[indices]
+        return iter(self.shard(0, 1))
+
+    def to(self, device: torch.device | str) -> Arrays:
+        """The same dataset on that device, where its batches are made from then on."""
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+    def shard(self, rank: int, world: int) -> Shard:
+        """The part of each batch that falls to process `rank` of `world`; all must start from the same seed."""
+        return Shard(self, rank, world)
 
     def subset(self, fraction: float, per_class: int | None, generator: torch.Generator) -> Arrays:
         """A random part: a fraction of all, or this many examples of every class."""
@@ -45,13 +80,136 @@ class Arrays:
         return replace(self, images=self.images[chosen], labels=self.labels[chosen])
 
 
-def random_shift(images: Tensor, padding: int) -> Tensor:
-    """Each image moved by up to `padding` pixels either way, with zeros moving in."""
-    count, _, height, width = images.shape
-    padded = torch.nn.functional.pad(images, [padding] * 4)
-    rows = torch.randint(2 * padding + 1, (count, 1), device=images.device) + torch.arange(height, device=images.device)
-    columns = torch.randint(2 * padding + 1, (count, 1), device=images.device) + torch.arange(
-        width, device=images.device
-    )
-    batch = torch.arange(count, device=images.device)[:, None, None]
-    return padded.movedim(1, -1)[batch, rows[:, :, None], columns[:, None, :]].movedim(-1, 1).contiguous()
+@dataclass(frozen=True)
+class Shard:
+    """One process's part of every batch. All processes draw for whole batches, so their parts belong together.
+
+    Parts are as even as can be; a batch with fewer examples than processes is left out.
+    """
+
+    arrays: Arrays
+    rank: int
+    world: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world:
+            raise InvalidTask(f"a process's rank goes from 0 to {self.world - 1}, got {self.rank}")
+        if self.arrays.batch_size < self.world:
+            raise InvalidTask(
+                f"batches of {self.arrays.batch_size} cannot be cut into {self.world} parts: use larger batches"
+            )
+
+    def __len__(self) -> int:
+        full, rest = divmod(self.arrays.labels.shape[0], self.arrays.batch_size)
+        return full + (self.arrays.last == "keep" and rest >= self.world)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return (batch for _, batch in self.weighted())
+
+    def weighted(self) -> Iterator[tuple[float, tuple[Tensor, Tensor]]]:
+        """Each part behind its weight, its size over the mean size of the batch's parts.
+
+        The mean over processes of weight times mean loss is the mean loss of the whole batch.
+        """
+        arrays = self.arrays
+        normalize = _normalization(arrays)
+        for indices in _order(arrays):
+            size = indices.shape[0]
+            places = _places(arrays, size)
+            if size < self.world:
+                continue
+            part = slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
+            # What the user's own function draws is for the whole batch too.
+            taken = slice(None) if arrays.augment else part
+            images = arrays.images[indices[taken]]
+            if places is not None:
+                images = _take(images, places[0][taken], places[1][taken], arrays.crop)
+            if arrays.augment:
+                images = arrays.augment(images)[part]
+            # While pixels are bytes there is least to move.
+            images = images.contiguous(
+                memory_format=torch.channels_last if arrays.channels_last else torch.contiguous_format
+            )
+            weight = (part.stop - part.start) * self.world / size
+            yield weight, (normalize(images), arrays.labels[indices[part]].long())
+
+    def subset(self, fraction: float, per_class: int | None, generator: torch.Generator) -> Shard:
+        """This process's part of `Arrays.subset`; the generators of all processes must be in the same state."""
+        return self.arrays.subset(fraction, per_class, generator).shard(self.rank, self.world)
+
+
+def _order(arrays: Arrays) -> Iterator[Tensor]:
+    """The indices of each whole batch."""
+    size, device = arrays.labels.shape[0], arrays.labels.device
+    order = torch.randperm(size, device=device) if arrays.shuffle else torch.arange(size, device=device)
+    if arrays.last == "drop":
+        order = order[: size - size % arrays.batch_size]
+    yield from order.split(arrays.batch_size)
+
+
+def _places(arrays: Arrays, count: int) -> tuple[Tensor, Tensor] | None:
+    """The rows and the columns to take of each of `count` images, once they are padded."""
+    if not (arrays.crop or arrays.flip):
+        return None
+    device = arrays.images.device
+    rows, columns = (torch.arange(size, device=device).expand(count, size) for size in arrays.images.shape[2:])
+    if arrays.crop:
+        rows = rows + torch.randint(2 * arrays.crop + 1, (count, 1), device=device)
+        columns = columns + torch.randint(2 * arrays.crop + 1, (count, 1), device=device)
+    if arrays.flip:
+        columns = torch.where(torch.randint(2, (count, 1), device=device) == 1, columns.flip(1), columns)
+    return rows, columns
+
+
+def _take(images: Tensor, rows: Tensor, columns: Tensor, padding: int) -> Tensor:
+    padded = F.pad(images, [padding] * 4)
+    batch = torch.arange(images.shape[0], device=images.device)[:, None, None]
+    return padded.movedim(1, -1)[batch, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
+
+
+def _normalization(arrays: Arrays) -> Callable[[Tensor], Tensor]:
+    """From pixels as stored to what the network sees; the numbers go to the device once for a whole pass."""
+    images, numbers = arrays.images, None
+    if arrays.mean is not None and arrays.std is not None:
+        dtype = images.dtype if images.is_floating_point() else None
+        numbers = torch.tensor([arrays.mean, arrays.std], dtype=dtype, device=images.device)[:, :, None, None]
+
+    def normalize(images: Tensor) -> Tensor:
+        if images.dtype == torch.uint8:
+            images = images / 255
+        return images if numbers is None else (images - numbers[0]) / numbers[1]
+
+    return normalize
+
+
+def _check_pair(images: Tensor, labels: Tensor) -> None:
+    if labels.dim() == 0 or images.shape[:1] != labels.shape[:1]:
+        raise InvalidTask(
+            f"every image needs a label, got images of shape {tuple(images.shape)} and labels of shape "
+            f"{tuple(labels.shape)}"
+        )
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise InvalidTask(f"labels must be integers, the numbers of classes, got {labels.dtype}: use labels.long()")
+    if images.device != labels.device:
+        raise InvalidTask(f"images are on {images.device} and labels on {labels.device}: move them to one device")
+
+
+def _check_batches(size: int, batch_size: int, last: str) -> None:
+    if batch_size < 1:
+        raise InvalidTask(f"batch_size must be 1 or more, got {batch_size}")
+    if last not in ("keep", "drop"):
+        raise InvalidTask(f"last must be 'keep' or 'drop', got {last!r}")
+    if last == "drop" and size < batch_size:
+        raise InvalidTask(
+            f"{size} examples do not fill one batch of {batch_size}, and smaller ones are dropped: use smaller "
+            "batches, or last='keep'"
+        )
+
+
+def _check_numbers(mean: tuple[float, ...] | None, std: tuple[float, ...] | None, channels: int) -> None:
+    if mean is None or std is None:
+        raise InvalidTask("mean and std go together: give both or neither")
+    if len(mean) != channels or len(std) != channels:
+        raise InvalidTask(f"mean and std need a number for each of {channels} channels, got {len(mean)} and {len(std)}")
+    if min(std) <= 0:
+        raise InvalidTask(f"std must be above 0 in every channel, got {std}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 
-from secateur.data.arrays import Arrays, random_shift
+from secateur.data.arrays import Arrays
 from secateur.errors import MissingExtra
 
 
@@ -22,5 +21,5 @@ def digits(batch_size: int = 64) -> tuple[Arrays, Arrays]:
     images = (images - 4.884) / 6.017  # mean and standard deviation of all pixels
     labels = torch.tensor(data.target, dtype=torch.long)
     test = torch.arange(labels.numel()) % 5 == 4
-    train = Arrays(images[~test], labels[~test], batch_size, shuffle=True, augment=partial(random_shift, padding=1))
+    train = Arrays(images[~test], labels[~test], batch_size, shuffle=True, crop=1)
     return train, Arrays(images[test], labels[test], 512)

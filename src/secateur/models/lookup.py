@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.errors import InvalidExample, InvalidModel, MissingExtra, UnknownName, unknown_name
-from secateur.models import resnet_cifar
+from secateur.models import resnet_cifar, vgg_cifar
 
 BUILT_IN: dict[str, Callable[..., nn.Module]] = {
     "resnet20": resnet_cifar.resnet20,
@@ -21,6 +21,7 @@ BUILT_IN: dict[str, Callable[..., nn.Module]] = {
     "resnet44": resnet_cifar.resnet44,
     "resnet56": resnet_cifar.resnet56,
     "resnet110": resnet_cifar.resnet110,
+    "vgg16_m": vgg_cifar.CifarVgg,
 }
 
 

@@ -281,6 +281,14 @@ class Gates:
         joined = torch.cat(self.channels)
         return torch.where(joined < 0, self.graph.num_channels, joined).to(self.modules[0].gate_phi.device)
 
+    @cached_property
+    def _penalties(self) -> list[Tensor]:
+        """What each entry weighs in the L1 term."""
+        return [
+            (module.gate_fold.penalty * (is_kept(on, self.removable) & (on >= 0))).to(module.gate_phi)
+            for module, on in zip(self.modules, self.channels, strict=True)
+        ]
+
     def per_channel(self, entries: Tensor) -> Tensor:
         """Sum up what was computed for every entry of every gate, channel by channel (Eq. 8)."""
         total = torch.zeros(self.graph.num_channels + 1, dtype=entries.dtype, device=entries.device)
@@ -334,17 +342,24 @@ class Gates:
         shrink_(self.model, plan, optimizer, since=self.present)
         self.present = plan
         self.kept = self.kept & kept
-        for name in ("channels", "index"):
+        for name in ("channels", "index", "_penalties"):
             self.__dict__.pop(name, None)
 
     @torch.no_grad()
     def add_l1_(self, strength: float) -> None:
         """Add the subgradient of `strength * sum |phi|` to the gradients, over the channels that can be removed."""
-        for module, channels in zip(self.modules, self.channels, strict=True):
-            phi = module.gate_phi
-            if module.gate_fold.weight is not None and phi.grad is not None:
-                weight = module.gate_mask * is_kept(channels, self.removable).logical_and(channels >= 0).to(phi)
-                phi.grad.add_(phi.sign() * weight, alpha=strength * module.gate_fold.penalty)
+        drawn = [
+            (module.gate_phi, module.gate_phi.grad, module.gate_mask, penalty)
+            for module, penalty in zip(self.modules, self._penalties, strict=True)
+            if module.gate_fold.weight is not None and module.gate_phi.grad is not None
+        ]
+        if drawn:
+            phis, gradients, masks, penalties = zip(*drawn, strict=True)
+            signs = torch._foreach_sign(phis)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_mul_(signs, masks)  # pyright: ignore[reportPrivateImportUsage]
+            weights = [penalty.to(sign) for penalty, sign in zip(penalties, signs, strict=True)]
+            torch._foreach_mul_(signs, weights)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(gradients, signs, alpha=strength)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _with_gates(graph: ChannelGraph) -> ChannelGraph:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +91,8 @@ class Pruner:
         self.model = model
         self.kept = graph.all_kept()
         """Which channels have not been removed."""
+        self.agree: Callable[[Tensor], Tensor] = lambda scores: scores
+        """With many processes: makes them take the same decision."""
         self._begin()
 
     def _begin(self) -> None:
@@ -160,7 +162,7 @@ class Pruner:
             raise InvalidSetting("the score has seen no gradient: call observe() after loss.backward()")
         if self.observed and self.skipped == self.observed:
             raise InvalidSetting(f"none of the {self.observed} gradients that the score has seen was finite")
-        worth = ranked(self.graph, self.kept, self.score.end(), self.rank)
+        worth = ranked(self.graph, self.kept, self.agree(self.score.end()), self.rank)
         quota = None
         if fraction is not None:
             gated = filters_per_channel(self.graph)[self.kept & self.gates.removable]

@@ -25,6 +25,9 @@ SCORES: dict[str, Callable[[], Score]] = {}
 class Score:
     """One number per channel; the smallest are removed first."""
 
+    capturable = False
+    """Whether `observe` only computes on the device, so that a CUDA graph can hold it."""
+
     def begin(self, gates: Gates) -> None:
         """Start anew."""
         self.gates = gates
@@ -38,6 +41,10 @@ class Score:
 
     def close(self) -> None:
         """Leave nothing behind in the model."""
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that hold what has been observed; a run that goes on from a checkpoint fills them again."""
+        return {}
 
 
 Kind = TypeVar("Kind", bound=type[Score])
@@ -67,10 +74,22 @@ def make_score(score: str | Score) -> Score:
 class Taylor(Score):
     """Eq. 6: |dL/dphi * phi|, summed over mini-batches; one whose gradient is not finite is left out and counted."""
 
+    capturable = True
+
+    def __init__(self) -> None:
+        self.total = torch.zeros(0)
+        self.skipped = torch.zeros((), dtype=torch.long)
+
     def begin(self, gates: Gates) -> None:
         super().begin(gates)
-        self.total = torch.zeros(gates.index.numel(), dtype=gates.phis[0].dtype)
-        self.skipped = torch.zeros((), dtype=torch.long)
+        size, phi = gates.index.numel(), gates.phis[0]
+        if self.total.shape == (size,) and self.total.device == phi.device and self.total.dtype == phi.dtype:
+            # The same tensors: a captured step writes to them.
+            self.total.zero_()
+            self.skipped.zero_()
+        else:
+            self.total = torch.zeros(size, dtype=phi.dtype, device=phi.device)
+            self.skipped = torch.zeros((), dtype=torch.long, device=phi.device)
 
     @torch.no_grad()
     def observe(self) -> None:
@@ -80,8 +99,13 @@ class Taylor(Score):
         ]
         change = torch.cat(products).abs()
         finite = change.isfinite().all()
-        self.total = self.total.to(change.device) + torch.where(finite, change, 0)
-        self.skipped = self.skipped.to(change.device) + ~finite
+        if self.total.device != change.device:
+            self.total, self.skipped = self.total.to(change.device), self.skipped.to(change.device)
+        self.total += torch.where(finite, change, 0)
+        self.skipped += ~finite
+
+    def state(self) -> dict[str, Tensor]:
+        return {"total": self.total, "skipped": self.skipped}
 
     def end(self) -> Tensor:
         return self.gates.per_channel(self.total).double().cpu()
@@ -90,6 +114,8 @@ class Taylor(Score):
 @register("slim")
 class Slim(Score):
     """The size of the factor: |gamma| of the batch norm, or phi of a gated filter."""
+
+    capturable = True
 
     @torch.no_grad()
     def end(self) -> Tensor:
@@ -187,6 +213,8 @@ class APoZ(Watching):
 class OfFilters(Score):
     """A score computed from the weights of the filters alone."""
 
+    capturable = True
+
     @torch.no_grad()
     def end(self) -> Tensor:
         total = torch.zeros(self.gates.graph.num_channels, dtype=torch.float64, device="cpu")
@@ -239,12 +267,15 @@ class FPGM(OfFilters):
 class Random(Score):
     """Chance, by seed."""
 
+    capturable = True
+
     def __init__(self, seed: int = 0) -> None:
-        self.generator = torch.Generator(device="cpu").manual_seed(seed)
+        self.seed = seed
 
     def end(self) -> Tensor:
         count = self.gates.graph.num_channels
-        return torch.rand(count, generator=self.generator, dtype=torch.float64, device="cpu")
+        generator = torch.Generator(device="cpu").manual_seed(self.seed)
+        return torch.rand(count, generator=generator, dtype=torch.float64, device="cpu")
 
 
 class Oracle(Score):

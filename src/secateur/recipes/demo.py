@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from secateur.channels.analyze import analyze
@@ -19,7 +18,10 @@ from secateur.results.artifact import save
 from secateur.results.bench import latency
 from secateur.ticktock.events import Result
 from secateur.ticktock.schedule import TickTock
-from secateur.training.loop import seeded, train_epoch, triangle
+from secateur.training.loop import Trainer, Work
+from secateur.training.optimizers import make_optimizer
+from secateur.training.randomness import seeded
+from secateur.training.schedules import triangle
 from secateur.training.task import Task, classification
 
 BASELINE_EPOCHS = 15
@@ -85,12 +87,13 @@ def train_baseline(task: Task, train: Arrays, seed: int, say: Callable[[str], No
     """A ResNet-14 for 8x8 images."""
     with seeded(seed):
         model = CifarResNet(14, in_channels=1)
-    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=5e-4, nesterov=True)
+    optimizer = make_optimizer("sgd", list(model.parameters()), momentum=0.9, nesterov=True, weight_decay=5e-4)
+    trainer = Trainer(model)
     steps = BASELINE_EPOCHS * len(train)
-    model.train()
     for epoch in range(BASELINE_EPOCHS):
+        before = epoch * len(train)
+        work = Work("baseline", task.loss, optimizer, rate=lambda s, b=before: triangle(b + s, steps, 0.01, 0.2))
         with seeded(seed, epoch):
-            before = epoch * len(train)
-            train_epoch(model, train, task.loss, optimizer, rate=lambda s, b=before: triangle(b + s, steps, 0.01, 0.2))
+            trainer.epoch(train, work)
         say(f"training the baseline, epoch {epoch + 1:2} of {BASELINE_EPOCHS}: {task.metrics(model)['accuracy']:.2f}%")
     return model

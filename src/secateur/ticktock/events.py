@@ -92,6 +92,13 @@ class Finished(Event):
         return {"event": "Finished", **data}
 
 
+def from_dict(data: dict[str, Any]) -> Event:
+    """The event that `to_dict` has told of."""
+    kinds = {kind.__name__: kind for kind in (Start, Tick, Tock, FineTune)}
+    values = dict(data)
+    return kinds[values.pop("event")](**values)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """A pruned network and how it came about."""

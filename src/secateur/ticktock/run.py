@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from secateur.channels.cost import Cost
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.shrink import copy_model
-from secateur.errors import Diverged, NonFiniteLoss
-from secateur.pruning.pruner import Pruner, Removal, make_budget
+from secateur.errors import Diverged, Interrupted, NonFiniteLoss
+from secateur.pruning.pruner import Pruner, make_budget
 from secateur.pruning.select import Limits, check_reachable
 from secateur.ticktock.events import Event, FineTune, Finished, Result, Start, Tick, Tock
+from secateur.ticktock.record import Record
 from secateur.ticktock.schedule import TickTock
-from secateur.training.batches import count, device_of, draw
-from secateur.training.loop import mix, seeded, train_epoch, triangle
+from secateur.training.batches import count, device_of, draw, shard
+from secateur.training.distill import distilled
+from secateur.training.distributed import World
+from secateur.training.ema import Ema
+from secateur.training.engine import Engine
+from secateur.training.loop import Position, Trainer, Work
+from secateur.training.optimizers import make_optimizer
+from secateur.training.randomness import mix, seeded
+from secateur.training.schedules import SHAPES
 from secateur.training.task import Task
 
 ALIGNED = 8
@@ -27,21 +36,46 @@ ALIGNED = 8
 Some = TypeVar("Some", bound=Event)
 
 
+@dataclass
+class Cursor:
+    """What is to be done next."""
+
+    phase: str = "Start"
+    """"Start", "Tick", "Tock", "FineTune" or "Finished"."""
+    number: int = 0
+    """How many phases have been done."""
+    epoch: int = 0
+    ticks: int = 0
+    tocks: int = 0
+
+
 class Run:
     """The state of one run. Nothing of what is given to it is changed."""
 
-    def __init__(self, settings: TickTock, model: nn.Module, graph: ChannelGraph, task: Task) -> None:
-        self.settings = settings
-        self.task = task
-        self.given = model
-        self.budget = make_budget(settings.keep_macs, settings.keep_params, settings.keep_filters)
-        assert self.budget is not None
+    def __init__(
+        self,
+        settings: TickTock,
+        model: nn.Module,
+        graph: ChannelGraph,
+        task: Task,
+        *,
+        engine: Engine | None = None,
+        folder: str | Path | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.settings, self.task, self.given = settings, task, model
+        self.engine = engine or Engine()
+        self.world = World.current()
+        budget = make_budget(settings.keep_macs, settings.keep_params, settings.keep_filters)
+        assert budget is not None
+        self.budget = budget
         limits = Limits(settings.min_channels, settings.min_ratio, settings.multiple_of, settings.at_least)
-        check_reachable(graph, self.budget, limits.floors(graph))
+        check_reachable(graph, budget, limits.floors(graph))
         self.num_batches = count(task.train)
         self.model = copy_model(model)
-        trained = [p.requires_grad for p in self.model.parameters()]
-        self.trained = [p for p, flag in zip(self.model.parameters(), trained, strict=True) if flag]
+        if self.engine.channels_last:
+            self.model.to(memory_format=torch.channels_last)  # pyright: ignore
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
         """What trains, by the user's own flags."""
         self.pruner = Pruner(
             self.model,
@@ -54,17 +88,25 @@ class Run:
             at_least=settings.at_least,
             filter_scale=settings.filter_scale,
         )
+        self.pruner.agree = self.world.agree
         self.gates = self.pruner.gates
+        self.trainer = Trainer(self.model, self.engine, self.world, say=say)
+        self.cursor = Cursor()
+        self.position = Position()
         self.history: list[Event] = []
-        self.phase = 0
-        self.ticks = 0
-        self.tocks = 0
+        self.ema: Ema | None = None
+        self.stopping: int | None = None
+        """The signal that has asked for an end."""
         self.cut_at_once = settings.cut == "now" or (settings.cut == "auto" and device_of(model).type == "cpu")
         frozen = {id(p) for m in self.gates.modules if m.gate_fold.frozen for p in m.gate_tensors()[1:2]}
         self.in_tock = [*(p for p in self.trained if id(p) not in frozen), *self.gates.trainable]
         self.in_tick = self._trained_in_tick()
-        self.optimizer = self._sgd(self.in_tock)
+        self.optimizer = self._make_optimizer(self.in_tock)
+        self.loss = task.loss
+        if settings.distill:
+            self.loss = distilled(task.loss, copy_model(model), settings.distill, settings.distill_temperature)
         self._keep_state()
+        self.record = Record(self, folder, say) if folder is not None else None
 
     def _trained_in_tick(self) -> list[nn.Parameter]:
         """The gates and the final layers, and if so set the shifts of gated batch norms."""
@@ -74,127 +116,209 @@ class Run:
             final |= {id(p) for m in self.gates.modules if m.gate_fold.frozen for p in m.gate_tensors()[2:]}
         return [*(p for p in self.trained if id(p) in final), *self.gates.trainable]
 
-    def _sgd(self, parameters: list[nn.Parameter]) -> torch.optim.SGD:
+    def _make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         settings = self.settings
-        return torch.optim.SGD(parameters, lr=0.0, momentum=settings.momentum, weight_decay=settings.weight_decay)
+        return make_optimizer(
+            settings.optimizer,
+            parameters,
+            momentum=settings.momentum,
+            nesterov=settings.nesterov,
+            weight_decay=settings.weight_decay,
+        )
 
     def events(self) -> Iterator[Event]:
         """Do the run, one event at a time."""
-        settings = self.settings
+        phases = {"Start": self._start, "Tick": self._tick, "Tock": self._tock, "FineTune": self._finetune}
+        while self.cursor.phase != "Finished":
+            yield from phases[self.cursor.phase]()
         started = time.perf_counter()
-        yield self._note(Start, self.task.metrics(self.given), started)
-        assert self.budget is not None
-        if settings.tock_first and settings.ticks_per_tock and not self.budget.met(self.pruner.graph, self.pruner.kept):
-            yield from self._tock()
-        while not self.budget.met(self.pruner.graph, self.pruner.kept):
-            yield self._tick()
-            due = settings.ticks_per_tock and self.ticks % settings.ticks_per_tock == 0
-            if due and not self.budget.met(self.pruner.graph, self.pruner.kept):
-                yield from self._tock()
-        self._only_train(self.trained)
-        self.pruner.finish()
-        self._keep_state()
-        yield from self._finetune()
-        started = time.perf_counter()
-        metrics = self.history[-1].metrics or self.task.metrics(self.model)
+        metrics = (self.history[-1].metrics if self.history else {}) or self._metrics()
         yield self._note(Finished, metrics, started, result=self._result())
+        if self.record is not None:
+            self.record.finish()
 
-    def _tick(self) -> Tick:
+    def _next(self, phase: str) -> None:
+        """Go on to another phase."""
+        self.cursor.phase = phase
+        self.cursor.epoch = 0
+        self.cursor.number += 1
+        self.position = Position()
+        if phase == "FineTune":
+            self.begin_finetune()
+        self._save(needed=phase in ("FineTune", "Finished"))
+
+    def _met(self) -> bool:
+        return self.budget.met(self.pruner.graph, self.pruner.kept)
+
+    def _start(self) -> Iterator[Event]:
+        started = time.perf_counter()
+        yield self._note(Start, self._metrics(self.given), started)
+        first = "Tock" if self.settings.tock_first and self.settings.ticks_per_tock else "Tick"
+        self._next("FineTune" if self._met() else first)
+
+    def _tick(self) -> Iterator[Event]:
         settings, started = self.settings, time.perf_counter()
-        self.ticks += 1
         self._only_train([*self.in_tick, *self.gates.phis])
-        where = f"Tick {self.ticks}"
         loss = 0.0
-        for epoch in range(settings.tick_epochs):
-            generator = torch.Generator().manual_seed(mix(settings.seed, self.phase, epoch))
+        for epoch in range(self.cursor.epoch, settings.tick_epochs):
+            generator = torch.Generator().manual_seed(mix(settings.seed, self.cursor.number, epoch))
             part = draw(self.task.train, settings.tick_data, settings.tick_per_class, generator)
-            loss = self._epoch(where, epoch, part, lambda step: settings.tick_lr, self.pruner.observe)
+            loss = self._epoch(
+                f"Tick {self.cursor.ticks + 1}",
+                part,
+                self.task.loss,
+                lambda step: settings.tick_lr,
+                after_backward=self.pruner.observe,
+            )
+        self.cursor.ticks += 1
+        self.pruner.observed = max(1, self.pruner.observed)
         skipped = self.pruner.skipped
-        removal = self._remove()
-        self.phase += 1
-        metrics = self.task.metrics(self.model) if settings.evaluate == "always" else {}
-        return self._note(
-            Tick, metrics, started, number=self.ticks, loss=loss, removed=removal.removed, skipped=skipped
-        )
-
-    def _remove(self) -> Removal:
-        settings = self.settings
         removal = self.pruner.prune(
             settings.tick_removes,
             keep_macs=settings.keep_macs,
             keep_params=settings.keep_params,
             keep_filters=settings.keep_filters,
             optimizer=self.optimizer,
-            cut=self.cut_at_once,
+            cut=False,
         )
+        if self.cut_at_once:
+            self._cut()
         self._keep_state()
-        return removal
+        metrics = self._metrics() if settings.evaluate == "always" else {}
+        yield self._note(
+            Tick, metrics, started, number=self.cursor.ticks, loss=loss, removed=removal.removed, skipped=skipped
+        )
+        due = settings.ticks_per_tock and self.cursor.ticks % settings.ticks_per_tock == 0
+        self._next("FineTune" if self._met() else "Tock" if due else "Tick")
 
-    def _tock(self) -> Iterator[Tock]:
+    def _cut(self, multiple_of: int = 1) -> None:
+        self.pruner.cut_(self.optimizer, multiple_of)
+        self.trainer.forget()
+
+    def _tock(self) -> Iterator[Event]:
         settings = self.settings
-        self.tocks += 1
-        if settings.cut == "auto" and not self.cut_at_once:
-            self.pruner.cut_(self.optimizer, multiple_of=ALIGNED)
+        if settings.cut == "auto" and not self.cut_at_once and not self.cursor.epoch and not self.position.step:
+            self._cut(ALIGNED)
             self._keep_state()
         self._only_train(self.in_tock)
-        num_steps = settings.tock_epochs * self.num_batches
-        for epoch in range(settings.tock_epochs):
+        number = self.cursor.tocks + 1
+        for epoch in range(self.cursor.epoch, settings.tock_epochs):
             started = time.perf_counter()
-            before = epoch * self.num_batches
             loss = self._epoch(
-                f"Tock {self.tocks}, epoch {epoch + 1} of {settings.tock_epochs}",
-                epoch,
+                f"Tock {number}, epoch {epoch + 1} of {settings.tock_epochs}",
                 self.task.train,
-                lambda step, before=before: triangle(before + step, num_steps, *settings.tock_lr),
-                lambda: self.gates.add_l1_(settings.sparsity),
+                self.loss,
+                self._rate(settings.tock_shape, epoch, settings.tock_epochs, settings.tock_lr),
+                after_backward=self._draw_gates_in,
             )
             metrics = self._metrics_in_phase(epoch + 1 == settings.tock_epochs)
             yield self._note(
-                Tock, metrics, started, number=self.tocks, epoch=epoch + 1, epochs=settings.tock_epochs, loss=loss
+                Tock, metrics, started, number=number, epoch=epoch + 1, epochs=settings.tock_epochs, loss=loss
             )
-        self.phase += 1
+            self._save()
+        self.cursor.tocks += 1
+        self._next("Tick")
 
-    def _finetune(self) -> Iterator[FineTune]:
+    def _draw_gates_in(self) -> None:
+        self.gates.add_l1_(self.settings.sparsity)
+
+    def begin_finetune(self) -> None:
+        """Merge the gates; what is left is trained like any network."""
+        self._only_train(self.trained)
+        self.pruner.finish()
+        self.trainer.forget()
+        self.optimizer = self._make_optimizer(self.trained)
+        if self.settings.ema:
+            self.ema = Ema(self.model, self.settings.ema)
+        self._keep_state()
+
+    def _finetune(self) -> Iterator[Event]:
         settings = self.settings
-        self.optimizer = self._sgd(self.trained)
-        num_steps = settings.finetune_epochs * self.num_batches
-        for epoch in range(settings.finetune_epochs):
+        self._only_train(self.trained)
+        for epoch in range(self.cursor.epoch, settings.finetune_epochs):
             started = time.perf_counter()
-            before = epoch * self.num_batches
             loss = self._epoch(
-                f"fine-tuning, epoch {epoch + 1} of {settings.finetune_epochs}",
-                epoch,
+                f"FineTune, epoch {epoch + 1} of {settings.finetune_epochs}",
                 self.task.train,
-                lambda step, before=before: triangle(before + step, num_steps, *settings.finetune_lr),
-                None,
+                self.loss,
+                self._rate(settings.finetune_shape, epoch, settings.finetune_epochs, settings.finetune_lr),
+                after_update=self.ema.update if self.ema is not None else None,
             )
-            metrics = self._metrics_in_phase(epoch + 1 == settings.finetune_epochs)
+            last = epoch + 1 == settings.finetune_epochs
+            if last and self.ema is not None:
+                self.ema.swap_()
+            metrics = self._metrics_in_phase(last)
             yield self._note(FineTune, metrics, started, epoch=epoch + 1, epochs=settings.finetune_epochs, loss=loss)
+            self._save()
+        self._next("Finished")
+
+    def _rate(self, shape: str, epoch: int, epochs: int, ends: tuple[float, float]) -> Callable[[int], float]:
+        before, num_steps = epoch * self.num_batches, epochs * self.num_batches
+        return lambda step: SHAPES[shape](before + step, num_steps, *ends)
+
+    def _metrics(self, model: nn.Module | None = None) -> dict[str, float]:
+        """Computed by the leading process, known to all."""
+        if self.task.evaluate is None:
+            return {}
+        averaged = self.ema if self.ema is not None and self.cursor.phase == "FineTune" else None
+        if averaged is not None and self.cursor.epoch < self.settings.finetune_epochs:
+            with averaged.applied():
+                return self.world.tell(self.task.metrics(self.model) if self.world.leads else {})
+        return self.world.tell(self.task.metrics(model or self.model) if self.world.leads else {})
 
     def _metrics_in_phase(self, last: bool) -> dict[str, float]:
         wanted = self.settings.evaluate == "always" or (self.settings.evaluate == "phases" and last)
-        return self.task.metrics(self.model) if wanted else {}
+        return self._metrics() if wanted else {}
 
     def _epoch(
         self,
         where: str,
-        epoch: int,
         batches: Any,
+        loss: Callable[[nn.Module, Any], Tensor],
         rate: Callable[[int], float],
-        after_backward: Callable[[], None] | None,
+        after_backward: Callable[[], None] | None = None,
+        after_update: Callable[[], None] | None = None,
     ) -> float:
-        self.model.train()
+        """One epoch from the present position, after which the next one is due."""
+        phase = self.cursor.phase
+        work = Work(
+            phase,
+            loss,
+            self.optimizer,
+            rate,
+            after_backward,
+            after_update,
+            capturable=phase != "Tick" or self.pruner.score.capturable,
+            tensors=lambda: [*self.pruner.score.state().values(), *(self.ema.average if self.ema else ())],
+        )
+        self.trainer.wrapped = self.world.wrap(self.model)
         try:
-            with seeded(self.settings.seed, self.phase, epoch):
-                loss = train_epoch(
-                    self.model, batches, self.task.loss, self.optimizer, rate=rate, after_backward=after_backward
-                )
+            with seeded(self.settings.seed, self.cursor.number, self.cursor.epoch):
+                mine = shard(batches, self.world.rank, self.world.size)
+                mean = self.trainer.epoch(mine, work, self.position, self._after_step)
             if not _is_finite(self.model):
                 raise NonFiniteLoss(self.num_batches - 1)
         except NonFiniteLoss as error:
             raise self._diverged(where, error.step) from error
+        finally:
+            self.trainer.wrapped = None
+        self.cursor.epoch += 1
+        self.position = Position()
         self._keep_state()
-        return loss
+        return mean
+
+    def _after_step(self, step: int) -> None:
+        if self.record is not None and (self.stopping or step % self.engine.checkpoint_steps == 0):
+            self.position = self.trainer.position(step)
+            self._save(needed=self.stopping is not None)
+        elif self.stopping:
+            raise KeyboardInterrupt
+
+    def _save(self, needed: bool = False) -> None:
+        if self.record is not None:
+            self.record.save(needed or self.stopping is not None)
+            if self.stopping is not None:
+                raise Interrupted(self.stopping, str(self.record.path))
 
     def _only_train(self, parameters: list[nn.Parameter]) -> None:
         """Nothing else gets a gradient, and so neither weight decay nor momentum moves it."""
@@ -215,7 +339,7 @@ class Run:
         done = f"after {last.name}" if last is not None else "at the start"
         return Diverged(
             f"the loss is not finite in {where}, step {step + 1}: the network as it was {done} is in the error's "
-            "`result`. A lower learning rate, or gradients that are clipped in the loss, may help",
+            "`result`. A lower learning rate, or gradients that are clipped, may help",
             self._result(),
         )
 
@@ -225,7 +349,7 @@ class Run:
         )
 
     def _note(self, kind: type[Some], metrics: dict[str, float], started: float, **values: Any) -> Some:
-        cost: Cost = self.pruner.cost
+        cost = self.pruner.cost
         event = kind(
             macs=cost.macs,
             share=cost.macs / self.pruner.graph.macs,
@@ -236,6 +360,8 @@ class Run:
             **values,
         )
         self.history.append(event)
+        if self.record is not None:
+            self.record.note(event)
         return event
 
 

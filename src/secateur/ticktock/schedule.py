@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from secateur.errors import InvalidSetting
+from secateur.training.engine import Engine
+
+Shape = Literal["triangle", "warmup", "cosine", "steps", "constant"]
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
 
     from secateur.channels.groups import ChannelGraph
-    from secateur.pruning.scores import Score
     from secateur.ticktock.events import Event, Result
     from secateur.training.task import Task
 
@@ -34,8 +38,9 @@ class TickTock:
     keep_filters: float | None = None
     """The same for filters."""
 
-    score: str | Score = "taylor"
-    """What a channel is worth: taylor (the paper's), slim, pcnn, l1, l2, fpgm, apoz, random, or a Score of your own."""
+    score: str = "taylor"
+    """What a channel is worth: taylor (the paper's), slim, pcnn, l1, l2, fpgm, apoz, random, or a score of your own by
+    the name under which it is registered."""
 
     rank: Literal["score", "score_per_mac", "score_per_param"] = "score"
     """Rank by the score as it is, or per MAC or parameter that removing the channel would save."""
@@ -68,7 +73,11 @@ class TickTock:
     """Epochs of a Tock."""
 
     tock_lr: tuple[float, float] = (1e-3, 1e-2)
-    """Learning rate of a Tock: rises from the first to the second and falls back, linearly, step by step."""
+    """Lowest and highest learning rate of a Tock."""
+
+    tock_shape: Shape = "triangle"
+    """How it goes: triangle (the paper's 1-cycle: up and down, linearly), warmup (up for a fifth, then down to zero),
+    cosine (down), steps (divided by ten at 60, 80 and 90%), constant (the highest)."""
 
     sparsity: float = 1e-3
     """Weight of the L1 term on the gates in a Tock."""
@@ -77,13 +86,31 @@ class TickTock:
     """Epochs of training after pruning."""
 
     finetune_lr: tuple[float, float] = (1e-3, 1e-2)
-    """Learning rate of fine-tuning, in the shape of a Tock's."""
+    """Lowest and highest learning rate of fine-tuning."""
+
+    finetune_shape: Shape = "triangle"
+    """How it goes; as for a Tock."""
+
+    optimizer: str = "sgd"
+    """Any of torch's, by name: sgd, adamw, ..."""
 
     momentum: float = 0.9
-    """Momentum of SGD."""
+    """Momentum, for optimizers that have it."""
+
+    nesterov: bool = False
+    """Nesterov's form of it."""
 
     weight_decay: float = 1e-4
-    """Weight decay of SGD, on the gates too."""
+    """Weight decay, on the gates too."""
+
+    distill: float = 0.0
+    """Share of the loss that is distance from the unpruned network's output, in Tocks and fine-tuning."""
+
+    distill_temperature: float = 4.0
+    """How much both outputs are softened for that."""
+
+    ema: float = 0.0
+    """Decay of a moving average of the weights over fine-tuning, which is then the result; 0: none."""
 
     min_channels: int = 1
     """No group of channels gets narrower than this."""
@@ -94,7 +121,7 @@ class TickTock:
     multiple_of: int = 1
     """Keep widths at multiples of this, as hardware likes them: 8 or 16."""
 
-    at_least: Mapping[str, float] = field(default_factory=dict)
+    at_least: dict[str, float] = field(default_factory=dict)
     """By name of a layer, with wildcards: how many channels to keep of it (2), or which share (0.5; 1.0 for all)."""
 
     filter_scale: Literal["norm", "mean"] = "norm"
@@ -123,6 +150,9 @@ class TickTock:
         for name in ("tick_epochs", "tock_epochs", "min_channels", "multiple_of"):
             if getattr(self, name) < 1:
                 raise InvalidSetting(f"{name} must be 1 or more, got {getattr(self, name)}")
+        for name in ("distill", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InvalidSetting(f"{name} is a share, at least 0 and below 1, got {getattr(self, name)}")
         for name in ("ticks_per_tock", "finetune_epochs", "sparsity", "momentum", "weight_decay", "tick_lr"):
             if getattr(self, name) < 0:
                 raise InvalidSetting(f"{name} must not be negative, got {getattr(self, name)}")
@@ -147,39 +177,62 @@ class TickTock:
         return replace(self, **settings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON; a score of your own is named by its class."""
+        """Plain data, ready for JSON."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        score = self.score if isinstance(self.score, str) else type(self.score).__name__
-        return {**values, "score": score, "at_least": dict(self.at_least)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TickTock:
+        """What `to_dict` has given."""
+        known: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        return cls(**known)
 
     def __call__(
         self,
         model: nn.Module,
         graph: ChannelGraph,
         task: Task,
+        *,
         progress: Callable[[Event], object] | None = None,
+        engine: Engine | None = None,
+        folder: str | Path | None = None,
     ) -> Result:
         """Prune and fine-tune a copy of the model; `progress`, e.g. `print`, is called with every event on the way."""
         from secateur.ticktock.events import Finished
 
         event = None
-        for event in self.steps(model, graph, task):
+        for event in self.steps(model, graph, task, engine=engine, folder=folder):
             if progress is not None:
                 progress(event)
         assert isinstance(event, Finished)
         return event.result
 
-    def steps(self, model: nn.Module, graph: ChannelGraph, task: Task) -> Iterator[Event]:
-        """The same, as events: Start, then Tick and Tock by turns, FineTune per epoch, and Finished with the result."""
+    def steps(
+        self,
+        model: nn.Module,
+        graph: ChannelGraph,
+        task: Task,
+        *,
+        engine: Engine | None = None,
+        folder: str | Path | None = None,
+    ) -> Iterator[Event]:
+        """The same, as events: Start, then Tick and Tock by turns, FineTune per epoch, and Finished with the result.
+
+        engine: how to use the hardware.
+        folder: where the run lives; one that was stopped there goes on where it was, given the same again.
+        """
         from secateur.ticktock.run import Run
 
-        return Run(self, model, graph, task).events()
+        return Run(self, model, graph, task, engine=engine, folder=folder).events()
 
 
+SHAPES = ("triangle", "warmup", "cosine", "steps", "constant")
 BUDGETS = ("keep_macs", "keep_params", "keep_filters")
 CHOICES = {
     "rank": ("score", "score_per_mac", "score_per_param"),
     "filter_scale": ("norm", "mean"),
     "cut": ("auto", "now", "end"),
     "evaluate": ("always", "phases", "end"),
+    "tock_shape": SHAPES,
+    "finetune_shape": SHAPES,
 }

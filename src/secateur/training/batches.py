@@ -1,8 +1,10 @@
-"""Batches: from any source, to the model's device, and parts of them."""
+"""Batches: from any source, to the model's device, parts of them, and shares for many processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,23 +18,57 @@ def device_of(model: nn.Module) -> torch.device:
     return next((t.device for t in model.parameters()), torch.device("cpu"))
 
 
+def map_tensors(batch: Any, change: Callable[[Tensor], Any]) -> Any:
+    """The same nesting of tuples, lists and dicts with every tensor changed."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(item, change) for item in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(map_tensors(item, change) for item in batch)
+    if isinstance(batch, dict):
+        return {key: map_tensors(value, change) for key, value in batch.items()}
+    return batch
+
+
 def to_device(batch: Any, device: torch.device) -> Any:
     """The same nesting of tuples, lists and dicts with every tensor on the device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(item, device) for item in batch))
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(to_device(item, device) for item in batch)
-    if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    return batch
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def on_device(batches: Iterable[Any], model: nn.Module) -> Iterator[Any]:
     device = device_of(model)
     for batch in batches:
         yield to_device(batch, device)
+
+
+def prefetch(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
+    """The batches on the device; to a GPU the next one is copied while the present one is used."""
+    if device.type != "cuda":
+        for batch in batches:
+            yield to_device(batch, device)
+        return
+    beside = torch.cuda.Stream(device)
+    copied: deque[Any] = deque()
+    for batch in batches:
+        if copied:
+            # Waited for before the next copy is begun, so that it is not waited for as well.
+            _hand_over(copied[0], beside, device)
+        with torch.cuda.stream(beside):
+            copied.append(to_device(batch, device))
+        if len(copied) > 1:
+            yield copied.popleft()
+    if copied:
+        _hand_over(copied[0], beside, device)
+        yield copied.popleft()
+
+
+def _hand_over(batch: Any, beside: torch.cuda.Stream, device: torch.device) -> None:
+    """Let the present stream use what was copied on the one beside it."""
+    present = torch.cuda.current_stream(device)
+    present.wait_stream(beside)
+    # The memory must not be given to a later copy while the present stream still reads it.
+    map_tensors(batch, lambda tensor: tensor.record_stream(present))
 
 
 def count(batches: Iterable[Any]) -> int:
@@ -58,18 +94,10 @@ def draw(batches: Iterable[Any], fraction: float, per_class: int | None, generat
         return batches
     if hasattr(batches, "subset"):
         return batches.subset(fraction, per_class, generator)  # pyright: ignore
-    if isinstance(batches, DataLoader) and not isinstance(batches.dataset, IterableDataset) and batches.batch_size:
+    if isinstance(batches, DataLoader) and batches.batch_size and not _streams(batches):
         dataset: Any = batches.dataset
         indices = choose(len(dataset), _labels(dataset) if per_class else None, fraction, per_class, generator)
-        return DataLoader(
-            Subset(dataset, indices.tolist()),
-            batch_size=batches.batch_size,
-            shuffle=True,
-            num_workers=batches.num_workers,
-            collate_fn=batches.collate_fn,
-            pin_memory=batches.pin_memory,
-            worker_init_fn=batches.worker_init_fn,
-        )
+        return _rebuild(batches, Subset(dataset, indices.tolist()), batch_size=batches.batch_size, shuffle=True)
     if per_class is not None:
         raise InvalidTask(
             "examples per class can be drawn from a DataLoader over a dataset with labels, or from a source with a "
@@ -94,6 +122,25 @@ def choose(
     return chosen[torch.randperm(chosen.numel(), generator=generator, device="cpu")]
 
 
+def _rebuild(loader: DataLoader, dataset: Any, **sampling: Any) -> DataLoader:
+    """A loader that works like the given one, over another dataset or in another order."""
+    return DataLoader(
+        dataset,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        prefetch_factor=loader.prefetch_factor,
+        **sampling,
+    )
+
+
+def _streams(loader: DataLoader) -> bool:
+    return isinstance(loader.dataset, IterableDataset)
+
+
 def _labels(dataset: Any) -> Tensor:
     for name in ("targets", "labels"):
         if hasattr(dataset, name):
@@ -107,3 +154,122 @@ def _labels(dataset: Any) -> Tensor:
         f"{type(dataset).__name__} has no labels to draw examples per class by: give it an attribute `targets`, or use "
         "a fraction"
     )
+
+
+def shard(batches: Iterable[Any], rank: int, world: int) -> Iterable[Any]:
+    """The part of every batch that falls to process `rank` of `world`; `weighted` tells how much each part counts.
+
+    A source with a method `shard(rank, world)` is asked; a DataLoader over a dataset with a length is rebuilt so that
+    it loads the part only; of anything else every process goes through all and cuts. Parts are contiguous and as even
+    as can be; a batch with fewer examples than processes is left out. All processes must start from the same seed.
+    """
+    if not 0 <= rank < world:
+        raise InvalidTask(f"a process's rank goes from 0 to {world - 1}, got {rank}")
+    if world == 1:
+        return batches
+    if hasattr(batches, "shard"):
+        return batches.shard(rank, world)  # pyright: ignore
+    # Without a batch sampler the dataset gives whole batches.
+    if isinstance(batches, DataLoader) and batches.batch_sampler is not None and not _streams(batches):
+        return LoaderShard(batches, rank, world)
+    return CutBatches(batches, rank, world)
+
+
+def weighted(batches: Iterable[Any]) -> Iterator[tuple[float, Any]]:
+    """Each batch behind its weight: for a part of `shard` its size over the mean size of all parts, otherwise 1.
+
+    The mean over processes of weight times mean loss is the mean loss of the whole batch.
+    """
+    if hasattr(batches, "weighted"):
+        return batches.weighted()  # pyright: ignore
+    return ((1.0, batch) for batch in batches)
+
+
+class BatchShard(ABC):
+    """One process's part of every batch."""
+
+    def __init__(self, batches: Any, rank: int, world: int) -> None:
+        self.batches, self.rank, self.world = batches, rank, world
+
+    @abstractmethod
+    def weighted(self) -> Iterator[tuple[float, Any]]: ...
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch for _, batch in self.weighted())
+
+    def subset(self, fraction: float, per_class: int | None, generator: torch.Generator) -> Iterable[Any]:
+        """This process's part of what `draw` takes; the generators of all processes must be in the same state."""
+        return shard(draw(self.batches, fraction, per_class, generator), self.rank, self.world)
+
+    def part(self, size: int) -> tuple[float, slice] | None:
+        """Weight and place of the part in a batch of that size; none if some process would go without."""
+        if size < self.world:
+            return None
+        here = slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
+        return (here.stop - here.start) * self.world / size, here
+
+
+class LoaderShard(BatchShard):
+    """Of a DataLoader: only the part is loaded. The order is the one that the loader itself would draw."""
+
+    def __init__(self, batches: DataLoader, rank: int, world: int) -> None:
+        super().__init__(batches, rank, world)
+        if batches.batch_size and batches.batch_size < world:
+            raise InvalidTask(f"batches of {batches.batch_size} cannot be cut into {world} parts: use larger batches")
+
+    def __len__(self) -> int:
+        if not self.batches.batch_size:
+            raise TypeError("a batch sampler of the user's own does not tell how large its batches are")
+        full, rest = divmod(len(self.batches.sampler), self.batches.batch_size)
+        return full + (not self.batches.drop_last and rest >= self.world)
+
+    def weighted(self) -> Iterator[tuple[float, Any]]:
+        # Workers run ahead, so weights wait here for their batches, which come in the same order.
+        weights: deque[float] = deque()
+        parts = IndexParts(self, weights)
+        loader = _rebuild(self.batches, self.batches.dataset, batch_sampler=parts, generator=self.batches.generator)
+        for batch in loader:
+            yield weights.popleft(), batch
+
+
+class IndexParts:
+    """A batch sampler that cuts another's batches of indices, and notes the weight of each part."""
+
+    def __init__(self, whole: LoaderShard, weights: deque[float]) -> None:
+        self.whole, self.weights = whole, weights
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for indices in self.whole.batches.batch_sampler:
+            part = self.whole.part(len(indices))
+            if part is not None:
+                self.weights.append(part[0])
+                yield indices[part[1]]
+
+
+class CutBatches(BatchShard):
+    """Of any other source: every tensor is cut whose first axis is as long as the first tensor's.
+
+    It has no length, since only the batches themselves tell whether one is too small to be cut.
+    """
+
+    def weighted(self) -> Iterator[tuple[float, Any]]:
+        for batch in self.batches:
+            size = _size(batch)
+            part = self.part(size)
+            if part is not None:
+                yield part[0], map_tensors(batch, lambda t, size=size, here=part[1]: _cut(t, size, here))
+
+
+def _size(batch: Any) -> int:
+    sizes: list[int] = []
+    map_tensors(batch, lambda tensor: sizes.extend(tensor.shape[:1]))
+    if not sizes:
+        raise InvalidTask(
+            f"a batch of type {type(batch).__name__} holds no tensor to cut into parts for several processes: give its "
+            "source a method shard(rank, world)"
+        )
+    return sizes[0]
+
+
+def _cut(tensor: Tensor, size: int, here: slice) -> Tensor:
+    return tensor[here] if tensor.dim() and tensor.shape[0] == size else tensor

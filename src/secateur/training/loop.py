@@ -1,72 +1,210 @@
-"""One epoch of training, and learning rates."""
+"""Epochs: forward, loss, backward, optimizer, over any batches, in any precision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from secateur.errors import InvalidTask, NonFiniteLoss
-from secateur.training.batches import device_of, on_device
+from secateur.training.batches import device_of, prefetch, weighted
+from secateur.training.distributed import World
+from secateur.training.engine import Engine
+from secateur.training.graphed import GraphedStep
+from secateur.training.optimizers import set_rate
+from secateur.training.randomness import random_state, restore_random
 
 LOOK_EVERY = 50
 """Steps between looks at the loss on devices that would have to be waited for."""
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def triangle(step: int, num_steps: int, low: float, high: float) -> float:
-    """The 1-cycle learning rate: linearly from low to high over the first half of the steps, and back.
+@dataclass
+class Work:
+    """What the steps of an epoch do."""
 
-    >>> [triangle(step, 4, 1.0, 3.0) for step in range(5)]
-    [1.0, 2.0, 3.0, 2.0, 1.0]
-    """
-    return low + (high - low) * (1 - abs(2 * step / num_steps - 1))
+    name: str
+    """Epochs of the same name do the same, so that a captured step serves them all."""
+    loss: Callable[[nn.Module, Any], Tensor]
+    optimizer: torch.optim.Optimizer
+    rate: Callable[[int], float]
+    """The learning rate of a step, counted from 0."""
+    after_backward: Callable[[], None] | None = None
+    """Called when the gradients are there, before they are clipped and the optimizer takes its step."""
+    after_update: Callable[[], None] | None = None
+    """Called after the optimizer's step."""
+    capturable: bool = True
+    """Whether what is called only computes on the device."""
+    tensors: Callable[[], list[Tensor]] = list
+    """What these calls write to, beside the model and the optimizer."""
 
 
-def train_epoch(
-    model: nn.Module,
-    batches: Iterable[Any],
-    loss_of: Callable[[nn.Module, Any], Tensor],
-    optimizer: torch.optim.Optimizer,
-    *,
-    rate: Callable[[int], float],
-    after_backward: Callable[[], None] | None = None,
-) -> float:
-    """Go through the batches once, one optimizer step each; the mean loss.
+@dataclass
+class Position:
+    """Where in an epoch training is."""
 
-    rate: the learning rate of a step, counted from 0.
-    after_backward: called when the gradients are there, before the optimizer's step.
+    step: int = 0
+    total: float = 0.0
+    """Sum of the losses so far."""
+    random: dict[str, Any] | None = None
+    """The state of the random numbers there."""
 
-    Raises `NonFiniteLoss` with the step at which the loss stopped being a number.
-    """
-    device = device_of(model)
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    broken = torch.full((), -1, dtype=torch.long, device=device)
-    step = -1
-    for step, batch in enumerate(on_device(batches, model)):
-        for group in optimizer.param_groups:
-            group["lr"] = rate(step)
-        model.zero_grad(set_to_none=True)
-        loss = loss_of(model, batch)
-        if step == 0:
+
+@dataclass
+class Trainer:
+    """Trains one model. `wrapped` is what the loss calls, where that is not the model itself."""
+
+    model: nn.Module
+    engine: Engine = field(default_factory=Engine)
+    world: World = field(default_factory=World)
+    wrapped: nn.Module | None = None
+    say: Callable[[str], None] = lambda text: None
+
+    def __post_init__(self) -> None:
+        self.device = device_of(self.model)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.engine.precision == "fp16")
+        self._graphs: dict[str, GraphedStep | None] = {}
+        self._compiled: nn.Module | None = None
+        self._total = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._count = torch.zeros((), dtype=torch.long, device=self.device)
+        self._broken = torch.full((), -1, dtype=torch.long, device=self.device)
+
+    def forget(self) -> None:
+        """The model's tensors have changed shape, or others train: what was captured is of no use."""
+        self._graphs.clear()
+
+    def epoch(
+        self,
+        batches: Iterable[Any],
+        work: Work,
+        start: Position | None = None,
+        after_step: Callable[[int], None] | None = None,
+    ) -> float:
+        """Go through the batches once; the mean loss.
+
+        start: go on from here, with batches and random numbers as they were then.
+        after_step: called after every optimizer step, with the number of batches done.
+
+        Raises `NonFiniteLoss` with the step at which the loss stopped being a number.
+        """
+        position = start or Position()
+        self.model.train()
+        self._total.fill_(position.total)
+        self._count.fill_(position.step)
+        self._broken.fill_(-1)
+        waiting = False
+        source = prefetch(weighted(batches), self.device)
+        for _ in range(position.step):
+            next(source, None)
+        if position.random is not None:
+            restore_random(position.random)
+        for step, (weight, batch) in enumerate(source, position.step):
+            set_rate(work.optimizer, work.rate(step))
+            last = step % self.engine.accumulate == self.engine.accumulate - 1
+            self._do(work, batch, weight, first=not waiting, last=last, check=step == position.step)
+            waiting = not last
+            if (self.device.type == "cpu" and self.world.size == 1) or step % LOOK_EVERY == 0:
+                self._look()
+            if last and after_step is not None:
+                after_step(step + 1)
+            position = Position(max(position.step, step + 1))
+        if not position.step:
+            raise InvalidTask("the training data yields no batches")
+        if waiting:
+            self._update(work)
+        self._look()
+        return float(self._total) / position.step
+
+    def position(self, step: int) -> Position:
+        """From where `epoch` could go on; waits for the device."""
+        return Position(step, float(self._total), random_state())
+
+    def _look(self) -> None:
+        if int(self.world.largest(self._broken)) >= 0:
+            raise NonFiniteLoss(int(self._broken))
+
+    def _do(self, work: Work, batch: Any, weight: float, first: bool, last: bool, check: bool) -> None:
+        if work.name not in self._graphs:
+            self._graphs[work.name] = self._capture(work, batch, weight)
+        graph = self._graphs[work.name]
+        if graph is not None and weight == 1 and graph.fits(batch):
+            graph(batch)
+            return
+        if first:
+            self.model.zero_grad(set_to_none=True)
+        self._backward(work, batch, weight, check)
+        if last:
+            self._update(work)
+
+    def _backward(self, work: Work, batch: Any, weight: float, check: bool = False) -> None:
+        precision = PRECISIONS.get(self.engine.precision)
+        with torch.autocast(self.device.type, precision, enabled=precision is not None, cache_enabled=False):
+            loss = work.loss(self._callable(work), batch)
+        if check:
             check_loss(loss)
         value = loss.detach()
-        total += value
-        broken = torch.where((broken < 0) & ~value.isfinite(), step, broken)
-        if (device.type == "cpu" or step % LOOK_EVERY == 0) and int(broken) >= 0:
-            raise NonFiniteLoss(int(broken))
-        loss.backward()
-        if after_backward is not None:
-            after_backward()
-        optimizer.step()
-    if step < 0:
-        raise InvalidTask("the training data yields no batches")
-    if int(broken) >= 0:
-        raise NonFiniteLoss(int(broken))
-    model.zero_grad(set_to_none=True)
-    return float(total) / (step + 1)
+        self._total += value
+        self._broken.copy_(torch.where((self._broken < 0) & ~value.isfinite(), self._count, self._broken))
+        self._count += 1
+        self.scaler.scale(loss * (weight / self.engine.accumulate)).backward()
+
+    def _update(self, work: Work) -> None:
+        optimizer = work.optimizer
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(optimizer)
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            others = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) not in held]
+            if others:
+                torch._foreach_mul_(others, 1 / self.scaler._scale)  # pyright: ignore
+        if work.after_backward is not None:
+            work.after_backward()
+        if self.engine.clip_norm is not None:
+            nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], self.engine.clip_norm)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        if work.after_update is not None:
+            work.after_update()
+
+    def _callable(self, work: Work) -> nn.Module:
+        if self.engine.compile and work.name != "Tick":
+            if self._compiled is None:
+                self._compiled = torch.compile(self.wrapped or self.model)  # pyright: ignore
+            return self._compiled  # pyright: ignore
+        return self.wrapped or self.model
+
+    def _capture(self, work: Work, batch: Any, weight: float) -> GraphedStep | None:
+        """The step as a CUDA graph; None, with the reason said, where it has to be done piece by piece."""
+        reasons = {
+            "": self.device.type != "cuda" or not self.engine.graphs,
+            "gradients are accumulated": self.engine.accumulate > 1,
+            "there are several processes": self.world.size > 1,
+            "the score needs Python at every step": not work.capturable,
+            "batches hold other things than tensors": not GraphedStep.can_hold(batch),
+        }
+        reason = next((reason for reason, holds in reasons.items() if holds), None)
+        if reason is None:
+
+            def step(inputs: Any) -> None:
+                self.model.zero_grad(set_to_none=True)
+                self._backward(work, inputs, 1.0)
+                self._update(work)
+
+            own = [self._total, self._count, self._broken]
+            if self.scaler.is_enabled():
+                self.scaler.scale(own[0])  # makes its tensors
+                own += [self.scaler._scale, self.scaler._growth_tracker]  # pyright: ignore
+            kept = [*self.model.parameters(), *self.model.buffers(), *work.tensors(), *own]
+            try:
+                return GraphedStep(step, batch, kept, work.optimizer)
+            except RuntimeError as error:
+                torch.cuda.synchronize()
+                reason = str(error).splitlines()[0]
+        if reason:
+            self.say(f"{work.name}: steps are not captured as a CUDA graph because {reason}")
+        return None
 
 
 def check_loss(loss: Any) -> None:
@@ -77,19 +215,3 @@ def check_loss(loss: Any) -> None:
         raise InvalidTask(f"the loss must be a scalar, got shape {tuple(loss.shape)}: reduce it, e.g. with .mean()")
     if not loss.requires_grad:
         raise InvalidTask("the loss has no gradient: compute it from the model's output without detach() or no_grad()")
-
-
-@contextmanager
-def seeded(seed: int, *counters: int) -> Iterator[None]:
-    """Random numbers that depend on the seed and these counters alone; the caller's go on undisturbed afterwards."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(mix(seed, *counters))
-        yield
-
-
-def mix(seed: int, *counters: int) -> int:
-    """One seed from several numbers."""
-    for counter in counters:
-        seed = (seed * 0x9E3779B97F4A7C15 + counter + 1) % 2**63
-    return seed

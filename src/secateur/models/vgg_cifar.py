@@ -1,0 +1,39 @@
+"""VGG-16 for 32x32 images without hidden linear layers, the VGG-16-M of the Gate Decorator paper."""
+
+from torch import Tensor, nn
+
+STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+"""Channels of the convolutions; between two stages the image is halved."""
+
+
+class CifarVgg(nn.Module):
+    """Thirteen 3x3 convolutions with batch norm, the mean over the image, and one linear layer.
+
+    `width` scales the channels of every convolution.
+
+    >>> sum(parameter.numel() for parameter in CifarVgg(num_classes=100, width=0.5).parameters())
+    3707972
+    """
+
+    def __init__(self, *, num_classes: int = 10, width: float = 1.0, in_channels: int = 3):
+        super().__init__()
+        self.input_size = (in_channels, 32, 32)
+        layers: list[nn.Module] = []
+        before = in_channels
+        for number, stage in enumerate(STAGES):
+            if number:
+                layers.append(nn.MaxPool2d(2))
+            for full in stage:
+                channels = max(1, round(full * width))
+                layers.append(nn.Conv2d(before, channels, 3, padding=1, bias=False))
+                layers.append(nn.BatchNorm2d(channels))
+                layers.append(nn.ReLU(inplace=True))
+                before = channels
+        self.features = nn.Sequential(*layers)
+        self.fc = nn.Linear(before, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.features(x).mean(dim=(2, 3)))

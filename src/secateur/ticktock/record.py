@@ -1,0 +1,125 @@
+"""A run in a folder: what it must remember to go on, and how it does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from secateur.errors import InvalidSetting
+from secateur.ticktock.events import Event, Finished, from_dict
+from secateur.training.checkpoint import RunFolder
+from secateur.training.loop import Position
+
+if TYPE_CHECKING:
+    from secateur.ticktock.run import Run
+
+PATIENCE = 40
+"""A checkpoint that took a second is followed by no other for this many: they cost no more than 3% of a run."""
+
+
+class Record:
+    """Writes down a run as it goes, and puts one that was stopped back where it was."""
+
+    def __init__(self, run: Run, path: str | Path, say: Callable[[str], None]) -> None:
+        self.run = run
+        self.path = Path(path)
+        self.folder = RunFolder(path, say=say) if run.world.leads else None
+        self.not_before = 0.0
+        mine = {
+            "settings": run.settings.to_dict(),
+            "channels": [[group.name, group.size] for group in run.pruner.graph.groups],
+        }
+        state = None
+        if self.folder is not None:
+            if (self.path / "config.json").exists():
+                self._compare(self.folder.read_config(), mine)
+                state = self.folder.load()
+            else:
+                self.folder.write_config({**mine, "engine": run.engine.to_dict()})
+        state = run.world.tell(state)
+        if state is not None:
+            run.history = [from_dict(event) for event in run.world.tell(self.folder and self.folder.read_events())]
+            restore(run, state)
+
+    def _compare(self, config: dict[str, Any], mine: dict[str, Any]) -> None:
+        for name, value in mine.items():
+            if config.get(name) != value:
+                other = [key for key in value if config[name].get(key) != value[key]] if name == "settings" else []
+                what = f"other {name}" + (f" ({', '.join(other)})" if other else "")
+                raise InvalidSetting(
+                    f"{self.path} holds a run with {what}: resume it as it was, or name another folder"
+                )
+
+    def note(self, event: Event) -> None:
+        if self.folder is not None and not isinstance(event, Finished):
+            self.folder.append_event(event.to_dict())
+
+    def save(self, needed: bool) -> None:
+        """Write a checkpoint, unless the last one was a moment ago and this one is not needed."""
+        now = time.perf_counter()
+        if not self.run.world.tell(needed or now >= self.not_before):
+            return
+        if self.folder is not None:
+            self.folder.save(state_of(self.run))
+            self.not_before = time.perf_counter() + PATIENCE * (time.perf_counter() - now)
+        self.run.world.wait()
+
+    def finish(self) -> None:
+        if self.folder is not None:
+            self.folder.close()
+
+
+def state_of(run: Run) -> dict[str, Any]:
+    """Everything that decides how the run goes on."""
+    model = run.model
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {
+        "cursor": asdict(run.cursor),
+        "position": asdict(run.position),
+        "kept": run.pruner.kept,
+        "present": run.gates.present.kept,
+        "model": dict(model.named_parameters()) | dict(model.named_buffers()),
+        "optimizer": {names[id(p)]: dict(state) for p, state in run.optimizer.state.items()},
+        "scaler": run.trainer.scaler.state_dict(),
+        "score": run.pruner.score.state(),
+        "observed": run.pruner.observed,
+        "ema": run.ema.average if run.ema is not None else None,
+    }
+
+
+@torch.no_grad()
+def restore(run: Run, state: dict[str, Any]) -> None:
+    """Put a new run to where another one was."""
+    for name, value in state["cursor"].items():
+        setattr(run.cursor, name, value)
+    run.position = Position(**state["position"])
+    run.pruner.kept = state["kept"]
+    run.gates.mask_(state["kept"])
+    run.gates.cut_(state["present"], run.optimizer)
+    if run.cursor.phase in ("FineTune", "Finished"):
+        run.begin_finetune()
+    else:
+        run.pruner.score.begin(run.gates)
+    tensors: dict[str, Tensor] = dict(run.model.named_parameters()) | dict(run.model.named_buffers())
+    for name, value in state["model"].items():
+        tensors[name].copy_(value)
+    for name, values in state["optimizer"].items():
+        own = run.optimizer.state[tensors[name]]
+        for key, value in values.items():
+            if isinstance(value, Tensor) and value.shape == tensors[name].shape:
+                value = torch.empty_like(tensors[name]).copy_(value)
+            own[key] = value
+    run.trainer.scaler.load_state_dict(state["scaler"])
+    for name, value in state["score"].items():
+        run.pruner.score.state()[name].copy_(value)
+    run.pruner.observed = state["observed"]
+    if run.ema is not None and state["ema"] is not None:
+        for own, value in zip(run.ema.average, state["ema"], strict=True):
+            own.copy_(value)
+    run._keep_state()

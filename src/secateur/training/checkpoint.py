@@ -1,0 +1,400 @@
+"""A run on disk, which can be killed at any moment and go on from its last checkpoint."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from secateur.errors import DamagedRun, InvalidSetting, RunInUse
+
+RUN = {"format": "secateur-run", "version": 1}
+CHECKPOINT = {"format": "secateur-checkpoint", "version": 1}
+KEPT = 2  # checkpoints: the last, and the one before in case the last is damaged
+
+DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+STORED = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool}
+STORED |= {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
+"""What every safetensors knows; tensors of other types are stored as bytes."""
+
+FORMATS = {"channels_last": torch.channels_last, "channels_last_3d": torch.channels_last_3d}
+
+# What reading bytes that anybody may have changed can raise; safetensors and torch have their own ways to refuse.
+REFUSALS = (OSError, ValueError, TypeError, KeyError, RuntimeError, OverflowError, AssertionError, SafetensorError)
+
+
+class RunFolder:
+    """A run on disk: config.json, events.jsonl, checkpoints, and a lock that admits one process."""
+
+    def __init__(self, path: str | Path, *, say: Callable[[str], None] = warnings.warn) -> None:
+        """Make the folder if need be and lock it; `say` is told what is wrong with it, in words."""
+        self.path = Path(path)
+        self.say = say
+        self._lock = self._events = -1
+        try:
+            with self._worded("open"):
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+                lock(self._lock, self.path)
+                self._events = os.open(self.path / "events.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        except BaseException:
+            self.close()
+            raise
+        OPEN.add(self)
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Write what the run was asked for; it appears whole or not at all."""
+        target, temporary = self.path / "config.json", self.path / ".config.json"
+        with self._worded("write config.json of"):
+            try:
+                write_synced(temporary, json.dumps(RUN | config, indent=2).encode())
+                temporary.replace(target)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            sync(self.path)
+
+    def read_config(self) -> dict[str, Any]:
+        """What was given to `write_config`."""
+        path = self.path / "config.json"
+        try:
+            config = json.loads(path.read_bytes())
+            check_format(config, RUN)
+        except REFUSALS as error:
+            raise DamagedRun(f"cannot read {path}: {error}; restore it, or start a new run elsewhere") from error
+        return {key: value for key, value in config.items() if key not in RUN}
+
+    def append_event(self, event: dict[str, Any]) -> None:
+        """Add a line to events.jsonl; it survives the process at once, and the machine from the next checkpoint on."""
+        line = json.dumps(event).encode() + b"\n"
+        with self._worded("write events.jsonl of"):
+            size = os.fstat(self._events).st_size
+            try:
+                if os.write(self._events, line) < len(line):
+                    raise OSError("there was room for a part of the line only")
+            except BaseException:
+                os.ftruncate(self._events, size)
+                raise
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """All events so far."""
+        with self._worded("read events.jsonl of"):
+            *lines, _ = (self.path / "events.jsonl").read_bytes().split(b"\n")  # a line without an end is half an event
+        events = []
+        for number, line in enumerate(lines, 1):
+            try:
+                events.append(json.loads(line))
+            except (ValueError, RecursionError) as error:
+                raise DamagedRun(
+                    f"line {number} of {self.path / 'events.jsonl'} is damaged: {error}; remove what follows the last "
+                    "good line and resume, which goes on from a checkpoint before it"
+                ) from error
+        return events
+
+    def save(self, state: dict[str, Any]) -> Path:
+        """Write a checkpoint, which appears whole or not at all, and remove all but the last two.
+
+        state: dicts with string keys, lists, strings, numbers, booleans, None and tensors, in any nesting.
+        """
+        packed = Packed(state)
+        data = safetensors.torch.save(packed.tensors)
+        folder = self.path / "checkpoints"
+        with self._worded("save a checkpoint of"):
+            os.fsync(self._events)
+            body = CHECKPOINT | {
+                "events": os.fstat(self._events).st_size,
+                "size": len(data),
+                "sha256": hashlib.sha256(data).hexdigest(),
+                "formats": packed.formats,
+                "bytes": packed.bytes,
+                "state": packed.skeleton,
+            }
+            folder.mkdir(exist_ok=True)
+            sync(self.path)
+            number = max((int(checkpoint.name) for checkpoint in self._checkpoints()), default=0) + 1
+            target, temporary = folder / f"{number:08}", folder / f".{number:08}"
+            try:
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir()
+                write_synced(temporary / "state.safetensors", data)
+                write_synced(temporary / "state.json", seal(body))
+                sync(temporary)
+                temporary.rename(target)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+            sync(folder)
+            self._tidy()
+        return target
+
+    def load(self) -> dict[str, Any] | None:
+        """The state of the last whole checkpoint, None if there is none yet; later events are forgotten.
+
+        Damaged checkpoints that are newer are put aside under another name, for what follows makes them wrong.
+        """
+        state, events = None, 0
+        refused: dict[Path, str] = {}
+        for checkpoint in reversed(self._checkpoints()):
+            try:
+                state, events = read_checkpoint(checkpoint, self._events)
+                break
+            except REFUSALS as error:
+                refused[checkpoint] = f"checkpoint {checkpoint} is damaged: {error}"
+        if refused and state is None:
+            raise DamagedRun(
+                "; ".join(refused.values()) + f"; none is whole: restore one from a copy, or start the run anew by "
+                f"removing {self.path / 'checkpoints'}"
+            )
+        with self._worded("go back to the last whole checkpoint of"):
+            for checkpoint, reason in refused.items():
+                aside = checkpoint.with_name(f"{checkpoint.name}.damaged")
+                shutil.rmtree(aside, ignore_errors=True)
+                checkpoint.rename(aside)
+                self.say(f"{reason}; it is put aside as {aside.name}, and the run goes on from the one before")
+            os.ftruncate(self._events, events)
+        return state
+
+    def close(self) -> None:
+        """Let other processes have the run."""
+        handles = self._events, self._lock
+        self._events = self._lock = -1
+        for handle in handles:
+            if handle >= 0:
+                os.close(handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _checkpoints(self) -> list[Path]:
+        """Those that have appeared, oldest first."""
+        found = (path for path in (self.path / "checkpoints").glob("*") if re.fullmatch("[0-9]{8,}", path.name))
+        return sorted(found, key=lambda path: int(path.name))
+
+    def _tidy(self) -> None:
+        """Remove old checkpoints, and what a killed process has left."""
+        for checkpoint in self._checkpoints()[:-KEPT]:
+            # A half removed one must not pass for a checkpoint.
+            checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}"))
+        for stale in (self.path / "checkpoints").glob(".*"):
+            shutil.rmtree(stale, ignore_errors=True)
+
+    @contextmanager
+    def _worded(self, action: str) -> Iterator[None]:
+        """Turn what the system says into an error that names the run and a remedy."""
+        try:
+            yield
+        except OSError as error:
+            raise DamagedRun(
+                f"cannot {action} the run in {self.path}: {error.strerror or error}; make sure that the folder can be "
+                "written and the disk has room, then resume: checkpoints that were there are untouched"
+            ) from error
+
+
+OPEN: weakref.WeakSet[RunFolder] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    # A data loader's worker would otherwise hold the lock for as long as it outlives the killed run.
+    for folder in list(OPEN):
+        folder.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+class Packed:
+    """A state taken apart: the tensors on the CPU, each once, and a skeleton in JSON that says where they go.
+
+    In the skeleton an object has one key: {"dict": a dict}, {"tensor": its number}, or {"float": "nan" or "inf"}.
+    """
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.formats: dict[str, str] = {}
+        self.bytes: dict[str, list[Any]] = {}
+        self._names: dict[object, str] = {}
+        self._storages: set[int] = set()
+        self.skeleton = self._pack(state, "state")
+
+    def _pack(self, value: Any, where: str) -> Any:
+        if isinstance(value, Tensor):
+            return {"tensor": self._name(value, where)}
+        if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, str):
+                    raise InvalidSetting(f"{where} has the key {key!r}: a checkpoint holds string keys only, use str()")
+            return {"dict": {key: self._pack(item, f"{where}[{key!r}]") for key, item in value.items()}}
+        if isinstance(value, list | tuple):
+            return [self._pack(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        if isinstance(value, float) and not math.isfinite(value):
+            return {"float": str(float(value))}
+        if value is None or isinstance(value, str | int | float):
+            return value
+        raise InvalidSetting(
+            f"{where} is a {type(value).__name__}, which a checkpoint cannot hold: make it a tensor, a number, a "
+            "string, a list or a dict"
+        )
+
+    def _name(self, tensor: Tensor, where: str) -> str:
+        """The number of the tensor, the same for all that are the same view of the same memory."""
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise InvalidSetting(f"{where} is sparse, quantized or without data: a checkpoint holds dense tensors only")
+        if tensor.numel():
+            view = tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()
+            key: object = (*view, tensor.dtype, tensor.is_conj(), tensor.is_neg())
+        else:
+            key = id(tensor)  # all empty tensors lie at the same address
+        if (name := self._names.get(key)) is None:
+            name = self._names[key] = str(len(self._names))
+            self._store(name, tensor.detach())
+        return name
+
+    def _store(self, name: str, tensor: Tensor) -> None:
+        if memory_format := format_of(tensor):
+            self.formats[name] = memory_format
+        tensor = tensor.resolve_conj().resolve_neg().cpu().contiguous()
+        if tensor.dtype not in STORED:
+            self.bytes[name] = [str(tensor.dtype), list(tensor.shape)]
+            tensor = tensor.reshape(-1).view(torch.uint8)
+        storage = tensor.untyped_storage().data_ptr()
+        # safetensors refuses tensors that overlap.
+        self.tensors[name] = tensor.clone() if storage in self._storages else tensor
+        self._storages.add(storage)
+
+
+def unpack(node: Any, tensors: dict[str, Tensor]) -> Any:
+    """The value that a node of the skeleton stands for."""
+    if isinstance(node, list):
+        return [unpack(item, tensors) for item in node]
+    if not isinstance(node, dict):
+        return node
+    match list(node.items()):
+        case [("dict", dict(items))]:
+            return {key: unpack(item, tensors) for key, item in items.items()}
+        case [("tensor", str(name))] if name in tensors:
+            return tensors[name]
+        case [("float", str(text))]:
+            return float(text)
+    raise ValueError("state.json holds something that is neither a dict, nor a tensor, nor a float")
+
+
+def format_of(tensor: Tensor) -> str | None:
+    """The memory format, where it is not the plain one."""
+    name = {4: "channels_last", 5: "channels_last_3d"}.get(tensor.dim())
+    if name is None:
+        return None
+    # Where an axis has size one a tensor fits several formats; its strides still steer the choice of kernels.
+    strides = torch.empty_like(tensor, device="meta").stride()
+    plain = torch.empty(tensor.shape, device="meta").stride()
+    other = torch.empty(tensor.shape, device="meta", memory_format=FORMATS[name]).stride()
+    return name if strides == other != plain else None
+
+
+def read_checkpoint(folder: Path, events: int) -> tuple[dict[str, Any], int]:
+    """The state, and the length that events.jsonl had; raises one of `REFUSALS` if anything is not as it was written.
+
+    Sizes are compared with the files before anything is read or allocated.
+    """
+    body = unseal((folder / "state.json").read_bytes())
+    check_format(body, CHECKPOINT)
+    position = field(body, "events", int)
+    length = os.fstat(events).st_size
+    if not 0 <= position <= length:
+        raise ValueError(f"it was made when events.jsonl had {position} bytes, and now that has {length}")
+    if position and os.pread(events, 1, position - 1) != b"\n":
+        raise ValueError(f"it was made when events.jsonl had {position} bytes, and now no line ends there")
+    path = folder / "state.safetensors"
+    if (size := path.stat().st_size) != field(body, "size", int):
+        raise ValueError(f"state.safetensors has {size} bytes where {body['size']} were written")
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != field(body, "sha256", str):
+        raise ValueError("state.safetensors is not what was written: its sha256 differs")
+    tensors = safetensors.torch.load(data)
+    if set(tensors) != {str(index) for index in range(len(tensors))}:
+        raise ValueError("state.safetensors holds tensors that are not named by number")
+    for name, (dtype, shape) in field(body, "bytes", dict).items():
+        tensors[name] = tensors[name].view(DTYPES[dtype]).reshape(shape)
+    for name, memory_format in field(body, "formats", dict).items():
+        plain = tensors[name]
+        tensors[name] = torch.empty(plain.shape, dtype=plain.dtype, memory_format=FORMATS[memory_format]).copy_(plain)
+    state = unpack(field(body, "state", dict), tensors)
+    if not isinstance(state, dict):
+        raise ValueError("the state is not a dict")
+    return state, position
+
+
+def field(body: dict[str, Any], name: str, kind: type) -> Any:
+    if type(body.get(name)) is not kind:
+        raise ValueError(f"{name!r} in state.json should be of type {kind.__name__}, got {body.get(name)!r:.40}")
+    return body[name]
+
+
+def check_format(found: Any, wanted: dict[str, Any]) -> None:
+    """Raise unless the format and the version are those that this file reads."""
+    if not isinstance(found, dict) or found.get("format") != wanted["format"]:
+        raise ValueError(f"it does not say that it is a {wanted['format']}")
+    if found.get("version") != wanted["version"]:
+        raise ValueError(
+            f"its version is {found.get('version')!r:.40} and this Secateur reads version {wanted['version']}; "
+            "use the Secateur that wrote it"
+        )
+
+
+def seal(body: dict[str, Any]) -> bytes:
+    """JSON that holds its own sha256, which `unseal` compares byte for byte before it parses anything."""
+    text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+    return b'{"sha256":"%s","body":%s}\n' % (hashlib.sha256(text).hexdigest().encode(), text)
+
+
+def unseal(data: bytes) -> Any:
+    match = re.fullmatch(rb'\{"sha256":"([0-9a-f]{64})","body":(.*)\}\n', data, re.DOTALL)
+    if not match or hashlib.sha256(match[2]).hexdigest().encode() != match[1]:
+        raise ValueError("state.json is not what was written: its sha256 differs")
+    return json.loads(match[2])
+
+
+def lock(handle: int, path: Path) -> None:
+    """Take the lock and leave the process's number; the system lets go of it however the process ends."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(handle, 20, 0)
+        who = f"process {int(holder)}" if holder.isdigit() else "another process"
+        raise RunInUse(f"the run in {path} is in use by {who}: wait until it ends, or choose another folder") from None
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, str(os.getpid()).encode(), 0)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file that survives the machine, once its folder is synced too."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(folder: Path) -> None:
+    """Make the names in a folder survive the machine."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

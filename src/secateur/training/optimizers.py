@@ -1,0 +1,55 @@
+"""Optimizers by name, in the fastest form that torch has for the device."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from secateur.errors import unknown_name
+
+KNOWN = {
+    name.lower(): kind
+    for name, kind in vars(torch.optim).items()
+    if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+}
+
+
+def make_optimizer(
+    name: str, parameters: Sequence[nn.Parameter], *, momentum: float, nesterov: bool, weight_decay: float
+) -> torch.optim.Optimizer:
+    """The optimizer of that name; the learning rate is set step by step.
+
+    On CUDA the learning rate is a tensor there, so that a captured step can change it.
+    """
+    if name.lower() not in KNOWN:
+        raise unknown_name("optimizer", name, sorted(KNOWN))
+    kind: Any = KNOWN[name.lower()]
+    accepted = inspect.signature(kind).parameters
+    device = parameters[0].device if parameters else torch.device("cpu")
+    given: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov and momentum > 0, "weight_decay": weight_decay}
+    if device.type == "cuda":
+        given |= {"fused": True, "capturable": True}
+    options = {key: value for key, value in given.items() if key in accepted}
+    if "fused" in options:
+        options.pop("capturable", None)
+    optimizer = kind(parameters, lr=0.0, **options)
+    for group in optimizer.param_groups:
+        if "fused" in options:
+            group["lr"] = torch.zeros((), device=device)
+    if kind is torch.optim.SGD and momentum:
+        # As good as none, and a captured step needs them to be there.
+        for parameter in parameters:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

@@ -1,0 +1,60 @@
+"""Random numbers of every kind: seeded for a while, remembered, and put back."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def seeded(seed: int, *counters: int) -> Iterator[None]:
+    """Random numbers that depend on the seed and these counters alone; the caller's go on undisturbed afterwards."""
+    before = random_state()
+    number = mix(seed, *counters)
+    torch.manual_seed(number)
+    random.seed(number)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(number % 2**32)
+    try:
+        yield
+    finally:
+        restore_random(before)
+
+
+def mix(seed: int, *counters: int) -> int:
+    """One seed from several numbers."""
+    for counter in counters:
+        seed = (seed * 0x9E3779B97F4A7C15 + counter + 1) % 2**63
+    return seed
+
+
+def random_state() -> dict[str, Any]:
+    """The state of torch's, Python's and numpy's generators, as plain data and tensors."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    version, numbers, gauss = random.getstate()
+    state["python"] = [version, list(numbers), gauss]
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        name, keys, *rest = numpy.random.get_state()
+        state["numpy"] = [name, torch.from_numpy(keys.astype("int64")), *(float(r) for r in rest)]
+    return state
+
+
+def restore_random(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and "numpy" in state:
+        name, keys, position, has_gauss, cached = state["numpy"]
+        numpy.random.set_state((name, keys.numpy().astype("uint32"), int(position), int(has_gauss), cached))
