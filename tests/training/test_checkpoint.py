@@ -56,7 +56,7 @@ def there_and_back(state: dict) -> dict:
 
 def random_tensor(dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
     if dtype == torch.bool:
-        return torch.rand(shape) > 0.5
+        return torch.randint(0, 2, (math.prod(shape),), dtype=torch.uint8).view(dtype).reshape(shape)
     count = math.prod(shape) * dtype.itemsize
     return torch.randint(0, 256, (count,), dtype=torch.uint8).view(dtype).reshape(shape)
 
@@ -164,13 +164,14 @@ def test_events_are_cut_back_to_the_checkpoint(tmp_path) -> None:
         run.save({"step": 2})
         run.append_event({"step": 3})
         assert len(run.read_events()) == 3
-    (tmp_path / "events.jsonl").open("ab").write(b'{"step": ')
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"step": ')
     with RunFolder(tmp_path) as run:
         assert len(run.read_events()) == 3
         assert run.load() == {"step": 2}
         run.append_event({"step": 4})
         assert run.read_events() == [{"step": 1, "loss": math.inf}, {"text": "ä\n"}, {"step": 4}]
-    (tmp_path / "events.jsonl").write_bytes(b"{}\n{]\n")
+    path.write_bytes(b"{}\n{]\n")
     with RunFolder(tmp_path) as run, pytest.raises(DamagedRun, match="line 2 of"):
         run.read_events()
 
@@ -316,7 +317,7 @@ def test_skeleton_that_is_too_deep_is_refused(damaged) -> None:
 
 def test_lost_events_are_noticed(damaged) -> None:
     (damaged.run.path / "events.jsonl").write_bytes(damaged.events[:-1])
-    assert damaged.refused("events.jsonl had")
+    assert damaged.refused("and now that has")
 
 
 def test_going_on_after_damage(damaged) -> None:
@@ -339,76 +340,75 @@ def test_no_whole_checkpoint(damaged) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=["full", "read-only"])
-@pytest.mark.parametrize("name", ["fsync", "mkdir", "rename"])
-def test_errors_of_the_system_leave_the_old_checkpoints(damaged, monkeypatch, name, code) -> None:
-    real, failures = getattr(os, name), 0
-    for fail_at in range(10):
-        calls = iter(range(100))
+@pytest.mark.parametrize(("name", "fail_at"), [*(("fsync", call) for call in range(5)), ("mkdir", 1), ("rename", 0)])
+def test_errors_of_the_system_leave_the_old_checkpoints(damaged, monkeypatch, name, fail_at, code) -> None:
+    real, calls = getattr(os, name), iter(range(100))
 
-        def broken(*args, calls=calls, fail_at=fail_at, **kwargs):
-            if next(calls) == fail_at:
-                raise OSError(code, os.strerror(code))
-            return real(*args, **kwargs)
+    def broken(*args):
+        if next(calls) == fail_at:
+            raise OSError(code, os.strerror(code))
+        return real(*args)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(os, name, broken)
-            try:
-                damaged.run.save({"step": 3})
-            except DamagedRun as error:
-                assert os.strerror(code) in str(error)
-                assert "disk has room" in str(error)
-                failures += 1
-        assert not list((damaged.run.path / "checkpoints").glob(".*"))
-        state = damaged.run.load()
-        assert state == {"step": 3} or same(state, damaged.new)
-    assert failures
-    assert not damaged.said
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, broken)
+        with pytest.raises(DamagedRun, match=f"{os.strerror(code)}; make sure that .* disk has room"):
+            damaged.run.save({"step": 3})
+    assert [path.name for path in sorted(damaged.last.parent.iterdir())] == ["00000001", "00000002"]
+    assert not damaged.refused()
+    damaged.run.save({"step": 3})
+    assert damaged.run.load() == {"step": 3}
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # interrupted while closing it
 def test_interrupts_on_every_line(tmp_path) -> None:
     """A KeyboardInterrupt before each line that a save runs, one at a time."""
-    source, count, last = checkpoint.__file__, 0, 0
+    old, new = {"step": 0}, {"step": 1, "weight": torch.ones(2)}
+    found = []
     with RunFolder(tmp_path) as run:
-        run.save({"step": 0, "weight": torch.zeros(2)})
-        for interrupt_at in range(10**4):
-            lines = iter(range(10**6))
-
-            def trace(frame, event, _, lines=lines, interrupt_at=interrupt_at):
-                if frame.f_code.co_filename != source:
-                    return None
-                if event == "line" and next(lines) == interrupt_at:
-                    raise KeyboardInterrupt
-                return trace
-
-            step = interrupt_at + 1
-            before = sys.gettrace()
-            sys.settrace(trace)
-            try:
-                run.save({"step": step, "weight": torch.full((2,), float(step))})
-            except KeyboardInterrupt:
-                count += 1
-            else:
+        for interrupt_at in range(1000):
+            run.save(old)  # also takes away what the interrupted one has left
+            assert len(list((tmp_path / "checkpoints").iterdir())) <= 2
+            if not interrupted(interrupt_at, run.save, new):
                 break
-            finally:
-                sys.settrace(before)
             state = run.load()
-            assert state is not None
-            assert same(state["weight"], torch.full((2,), float(state["step"])))
-            assert state["step"] in (last, step)
-            last = state["step"]
-    assert count > 50
-    assert sorted(path.name[0] for path in (tmp_path / "checkpoints").iterdir()) == ["0", "0"]
+            assert state == old or same(state, new)
+            found.append(state == old)
+    assert found.count(True) > 50
+    assert found.count(False) > 5
+    assert found == sorted(found, reverse=True)
+
+
+def interrupted(line: int, action, *args) -> bool:
+    """Run it with an interrupt before that line of checkpoint.py; False if it has fewer lines to run."""
+    lines = iter(range(10**6))
+
+    def trace(frame, event, _):
+        if frame.f_code.co_filename != checkpoint.__file__:
+            return None
+        if event == "line" and next(lines) == line:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action(*args)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
 
 
 def test_paths_that_are_files(tmp_path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DamagedRun, match="cannot open the run in .*file"):
+    with pytest.raises(DamagedRun, match=r"cannot open the run in .*file"):
         RunFolder(tmp_path / "file")
-    with pytest.raises(DamagedRun, match="cannot open the run in .*file/run"):
+    with pytest.raises(DamagedRun, match=r"cannot open the run in .*file/run"):
         RunFolder(tmp_path / "file" / "run")
     with RunFolder(tmp_path / "run") as run:
         (tmp_path / "run" / "checkpoints").touch()
-        with pytest.raises(DamagedRun, match="cannot save a checkpoint of the run in .*run"):
+        with pytest.raises(DamagedRun, match=r"cannot save a checkpoint of the run in .*run"):
             run.save({})
 
 
@@ -428,7 +428,7 @@ def save(folder):
     state = run.load() or {"step": 0}
     for step in range(state["step"] + 1, 10**6):
         run.append_event({"step": step})
-        run.save({"step": step, "weights": [torch.full((100, n), float(step)) for n in range(200)]})
+        run.save({"step": step, "weights": [torch.full((100, n), float(step)) for n in range(60)]})
         tell("saved", step)
 
 def hold(folder):
@@ -452,7 +452,8 @@ def full(folder):
             action()
         except DamagedRun as error:
             tell(str(error), sorted(os.listdir(folder + "/checkpoints")))
-    assert run.read_events() == [{"step": 1}]
+    run.append_event({"step": 2})
+    assert run.read_events() == [{"step": 1}, {"step": 2}]
     assert run.load() == {"step": 1}
 
 torch.set_num_threads(1)
@@ -506,7 +507,7 @@ def nursery():
 
 def test_killed_at_any_moment(tmp_path, nursery) -> None:
     dice, step = random.Random(0), 0
-    for _ in range(30):
+    for _ in range(25):
         pid = nursery.start("save", tmp_path)
         heard = [nursery.hear()]
         time.sleep(dice.uniform(0, 0.05))
@@ -518,7 +519,7 @@ def test_killed_at_any_moment(tmp_path, nursery) -> None:
             assert state is not None
             step = state["step"]
             assert step in (told, told + 1)
-            assert same(state["weights"], [torch.full((100, n), float(step)) for n in range(200)])
+            assert same(state["weights"], [torch.full((100, n), float(step)) for n in range(60)])
             assert run.read_events() == [{"step": number} for number in range(1, step + 1)]
 
 

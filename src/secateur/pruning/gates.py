@@ -64,6 +64,9 @@ class Gated(nn.Module):
 
     def gate_apply(self, name: str) -> Tensor | None:
         fold = self.gate_fold
+        ready = self.__dict__.get("gate_ready")
+        if ready is not None:
+            return ready[name]
         if fold.weight is None:
             factor = self.gate_factor()
             return (factor if name == "weight" else torch.zeros_like(factor)).to(fold.dtype)

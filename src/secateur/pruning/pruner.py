@@ -203,12 +203,12 @@ class Pruner:
 
         multiple_of: only down to widths that are multiples, with the rest left masked.
         """
-        present = self._widened(multiple_of) if multiple_of > 1 else self.kept
+        present = self.widened(multiple_of) if multiple_of > 1 else self.kept
         if bool((self.gates.present.kept & ~present).any()):
             self.gates.cut_(present, optimizer)
             self._begin()
 
-    def _widened(self, multiple: int) -> Tensor:
+    def widened(self, multiple: int) -> Tensor:
         """What is kept, and beside it as many masked channels as make every group's width a multiple."""
         present = self.kept.clone()
         for group in self.graph.groups:

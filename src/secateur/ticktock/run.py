@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.shrink import copy_model
 from secateur.errors import Diverged, Interrupted, NonFiniteLoss
+from secateur.pruning.folded import Folded
 from secateur.pruning.pruner import Pruner, make_budget
 from secateur.pruning.select import Limits, check_reachable
 from secateur.ticktock.events import Event, FineTune, Finished, Result, Start, Tick, Tock
@@ -32,6 +34,8 @@ from secateur.training.task import Task
 
 ALIGNED = 8
 """On a GPU tensors are cut to widths that are multiples of this; odd widths are slower than masks."""
+WORTH_CUTTING = 0.85
+"""And only when so much is left of the MACs since the last cut: new shapes have to be tuned and captured again."""
 
 Some = TypeVar("Some", bound=Event)
 
@@ -95,6 +99,7 @@ class Run:
         self.position = Position()
         self.history: list[Event] = []
         self.ema: Ema | None = None
+        self.folded: Folded | None = None
         self.stopping: int | None = None
         """The signal that has asked for an end."""
         self.cut_at_once = settings.cut == "now" or (settings.cut == "auto" and device_of(model).type == "cpu")
@@ -194,12 +199,15 @@ class Run:
     def _cut(self, multiple_of: int = 1) -> None:
         self.pruner.cut_(self.optimizer, multiple_of)
         self.trainer.forget()
+        self.folded = None
 
     def _tock(self) -> Iterator[Event]:
         settings = self.settings
         if settings.cut == "auto" and not self.cut_at_once and not self.cursor.epoch and not self.position.step:
-            self._cut(ALIGNED)
-            self._keep_state()
+            count_macs = self.pruner.graph.count_macs
+            if count_macs(self.pruner.widened(ALIGNED)) <= WORTH_CUTTING * count_macs(self.gates.present.kept):
+                self._cut(ALIGNED)
+                self._keep_state()
         self._only_train(self.in_tock)
         number = self.cursor.tocks + 1
         for epoch in range(self.cursor.epoch, settings.tock_epochs):
@@ -281,19 +289,25 @@ class Run:
     ) -> float:
         """One epoch from the present position, after which the next one is due."""
         phase = self.cursor.phase
+        folded = self._folded() if phase != "FineTune" else None
         work = Work(
             phase,
             loss,
             self.optimizer,
             rate,
-            after_backward,
-            after_update,
+            prepare=folded.prepare if folded is not None else None,
+            collect=folded.collect if folded is not None else None,
+            after_backward=after_backward,
+            after_update=after_update,
             capturable=phase != "Tick" or self.pruner.score.capturable,
             tensors=lambda: [*self.pruner.score.state().values(), *(self.ema.average if self.ema else ())],
         )
         self.trainer.wrapped = self.world.wrap(self.model)
         try:
-            with seeded(self.settings.seed, self.cursor.number, self.cursor.epoch):
+            with (
+                seeded(self.settings.seed, self.cursor.number, self.cursor.epoch),
+                folded.in_use() if folded is not None else nullcontext(),
+            ):
                 mine = shard(batches, self.world.rank, self.world.size)
                 mean = self.trainer.epoch(mine, work, self.position, self._after_step)
             if not _is_finite(self.model):
@@ -306,6 +320,14 @@ class Run:
         self.position = Position()
         self._keep_state()
         return mean
+
+    def _folded(self) -> Folded | None:
+        """On a GPU, where every kernel counts, the norms' gates are folded in together."""
+        if self.trainer.device.type != "cuda" or self.world.size > 1 or self.engine.accumulate > 1:
+            return None
+        if self.folded is None:
+            self.folded = Folded(self.gates)
+        return self.folded
 
     def _after_step(self, step: int) -> None:
         if self.record is not None and (self.stopping or step % self.engine.checkpoint_steps == 0):

@@ -192,7 +192,8 @@ class RunFolder:
         """Remove old checkpoints, and what a killed process has left."""
         for checkpoint in self._checkpoints()[:-KEPT]:
             # A half removed one must not pass for a checkpoint.
-            checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}"))
+            hidden = checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}"))
+            shutil.rmtree(hidden, ignore_errors=True)
         for stale in (self.path / "checkpoints").glob(".*"):
             shutil.rmtree(stale, ignore_errors=True)
 
@@ -248,13 +249,11 @@ class Packed:
             return {"float": str(float(value))}
         if value is None or isinstance(value, str | int | float):
             return value
-        raise InvalidSetting(
-            f"{where} is a {type(value).__name__}, which a checkpoint cannot hold: make it a tensor, a number, a "
-            "string, a list or a dict"
-        )
+        kind = type(value).__name__
+        raise InvalidSetting(f"{where} is a {kind}, which a checkpoint cannot hold: make it a tensor, number or string")
 
     def _name(self, tensor: Tensor, where: str) -> str:
-        """The number of the tensor, the same for all that are the same view of the same memory."""
+        """Its number, the same for all that are the same view of the same memory."""
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
             raise InvalidSetting(f"{where} is sparse, quantized or without data: a checkpoint holds dense tensors only")
         if tensor.numel():

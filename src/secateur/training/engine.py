@@ -29,6 +29,10 @@ class Engine:
     graphs: bool = True
     """Capture steps as CUDA graphs where that is possible."""
 
+    tune: bool = True
+    """Let cuDNN try its algorithms and take the fastest: costs a few seconds for each new shape, and results differ in
+    rounding from one process to the next."""
+
     compile: bool = False
     """Compile the model with torch.compile for Tocks and fine-tuning; takes a minute, worth it for long runs."""
 

@@ -32,6 +32,10 @@ class Work:
     optimizer: torch.optim.Optimizer
     rate: Callable[[int], float]
     """The learning rate of a step, counted from 0."""
+    prepare: Callable[[], None] | None = None
+    """Called before every forward pass."""
+    collect: Callable[[], None] | None = None
+    """Called after every backward pass."""
     after_backward: Callable[[], None] | None = None
     """Called when the gradients are there, before they are clipped and the optimizer takes its step."""
     after_update: Callable[[], None] | None = None
@@ -95,6 +99,16 @@ class Trainer:
         self._total.fill_(position.total)
         self._count.fill_(position.step)
         self._broken.fill_(-1)
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = self.engine.tune
+        try:
+            return self._go(batches, work, position, after_step)
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+    def _go(
+        self, batches: Iterable[Any], work: Work, position: Position, after_step: Callable[[int], None] | None
+    ) -> float:
         waiting = False
         source = prefetch(weighted(batches), self.device)
         for _ in range(position.step):
@@ -140,6 +154,8 @@ class Trainer:
             self._update(work)
 
     def _backward(self, work: Work, batch: Any, weight: float, check: bool = False) -> None:
+        if work.prepare is not None:
+            work.prepare()
         precision = PRECISIONS.get(self.engine.precision)
         with torch.autocast(self.device.type, precision, enabled=precision is not None, cache_enabled=False):
             loss = work.loss(self._callable(work), batch)
@@ -150,6 +166,8 @@ class Trainer:
         self._broken.copy_(torch.where((self._broken < 0) & ~value.isfinite(), self._count, self._broken))
         self._count += 1
         self.scaler.scale(loss * (weight / self.engine.accumulate)).backward()
+        if work.collect is not None:
+            work.collect()
 
     def _update(self, work: Work) -> None:
         optimizer = work.optimizer

@@ -34,8 +34,6 @@ def make_optimizer(
     if device.type == "cuda":
         given |= {"fused": True, "capturable": True}
     options = {key: value for key, value in given.items() if key in accepted}
-    if "fused" in options:
-        options.pop("capturable", None)
     optimizer = kind(parameters, lr=0.0, **options)
     for group in optimizer.param_groups:
         if "fused" in options:
