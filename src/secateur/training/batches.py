@@ -51,6 +51,9 @@ def prefetch(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     beside = torch.cuda.Stream(device)
     copied: deque[Any] = deque()
     for batch in batches:
+        if not copied and _is_on(batch, device):
+            yield batch
+            continue
         if copied:
             # Waited for before the next copy is begun, so that it is not waited for as well.
             _hand_over(copied[0], beside, device)
@@ -61,6 +64,12 @@ def prefetch(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     if copied:
         _hand_over(copied[0], beside, device)
         yield copied.popleft()
+
+
+def _is_on(batch: Any, device: torch.device) -> bool:
+    elsewhere: list[Tensor] = []
+    map_tensors(batch, lambda tensor: elsewhere.append(tensor) if tensor.device != device else None)
+    return not elsewhere
 
 
 def _hand_over(batch: Any, beside: torch.cuda.Stream, device: torch.device) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from secateur.training.batches import map_tensors
 
@@ -16,24 +18,31 @@ WARM_UP = 3
 class GraphedStep:
     """Replays `step` for batches of one shape.
 
-    step: a whole training step that reads its batch and writes to tensors only.
-    kept: every tensor it writes to beside the optimizer's; they are left as they were before the warm-up.
+    step: a whole training step of the model that reads its batch and writes to tensors only.
+    others: every tensor it writes to beside the model's and the optimizer's. All are left as they were before.
     """
 
     def __init__(
-        self, step: Callable[[Any], None], batch: Any, kept: list[Tensor], optimizer: torch.optim.Optimizer
+        self,
+        step: Callable[[Any], None],
+        batch: Any,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        others: list[Tensor],
     ) -> None:
         self.inputs = map_tensors(batch, torch.clone)
         self.graph = torch.cuda.CUDAGraph()
         random = torch.cuda.get_rng_state()
-        known = [*kept, *_state_of(optimizer)]
+        known = [*model.parameters(), *model.buffers(), *others, *_state_of(optimizer)]
         saved = [tensor.detach().clone() for tensor in known]
+        counters = Counters(model)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 step(self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
+        counters.learn()
         with torch.no_grad():
             for tensor, before in zip(known, saved, strict=True):
                 tensor.copy_(before)
@@ -42,14 +51,15 @@ class GraphedStep:
                 if id(tensor) not in before:
                     tensor.zero_()  # made by the warm-up; optimizers start theirs at zero
         torch.cuda.set_rng_state(random)
-        with torch.cuda.graph(self.graph):
+        with counters.taken_over(), torch.cuda.graph(self.graph):
             step(self.inputs)
+            counters.advance()
 
     @staticmethod
     def can_hold(batch: Any) -> bool:
         """Whether the batch is tensors on a GPU and nothing that Python would look at."""
-        tensors = leaves_of(batch)
-        return bool(tensors) and all(isinstance(t, Tensor) and t.is_cuda for t in tensors)
+        leaves = leaves_of(batch)
+        return bool(leaves) and all(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
 
     def fits(self, batch: Any) -> bool:
         """Whether this batch has the shapes that were captured."""
@@ -63,6 +73,39 @@ class GraphedStep:
         for own, given in zip(leaves_of(self.inputs), leaves_of(batch), strict=True):
             own.copy_(given, non_blocking=True)
         self.graph.replay()
+
+
+class Counters:
+    """The norms' counters of batches, advanced all at once instead of one kernel each."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = [
+            module
+            for module in model.modules()
+            if isinstance(module, _NormBase) and module.num_batches_tracked is not None and module.momentum is not None
+        ]
+        self.counters: list[Tensor] = [module.num_batches_tracked for module in self.modules]  # pyright: ignore
+        self.before = [counter.clone() for counter in self.counters]
+
+    def learn(self) -> None:
+        """How far a step advances each, from the warm-up."""
+        passed = torch.stack(self.counters) - torch.stack(self.before) if self.counters else torch.zeros(0)
+        self.advances = (passed // WARM_UP).tolist()
+
+    @contextmanager
+    def taken_over(self) -> Iterator[None]:
+        """The norms leave their counters alone."""
+        for module in self.modules:
+            module._buffers["num_batches_tracked"] = None
+        try:
+            yield
+        finally:
+            for module, counter in zip(self.modules, self.counters, strict=True):
+                module._buffers["num_batches_tracked"] = counter
+
+    def advance(self) -> None:
+        if self.counters:
+            torch._foreach_add_(self.counters, self.advances)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def leaves_of(value: Any) -> list[Any]:

@@ -214,9 +214,8 @@ class Trainer:
             if self.scaler.is_enabled():
                 self.scaler.scale(own[0])  # makes its tensors
                 own += [self.scaler._scale, self.scaler._growth_tracker]  # pyright: ignore
-            kept = [*self.model.parameters(), *self.model.buffers(), *work.tensors(), *own]
             try:
-                return GraphedStep(step, batch, kept, work.optimizer)
+                return GraphedStep(step, batch, self.model, work.optimizer, [*work.tensors(), *own])
             except RuntimeError as error:
                 torch.cuda.synchronize()
                 reason = str(error).splitlines()[0]
