@@ -6,6 +6,8 @@ import time
 import pytest
 
 from secateur import cli
+from secateur.cli.analyze import parse_shape
+from secateur.cli.display import waiting
 from secateur.errors import InvalidExample, UnknownName
 
 
@@ -87,13 +89,13 @@ def test_missing_extra_says_what_to_install(monkeypatch, capsys):
 @pytest.mark.parametrize("text", ["", "0x3", "1x-3", "1x3x", "1 x 3", "a"])
 def test_shapes_are_checked(text):
     with pytest.raises(InvalidExample, match="positive sizes joined by x"):
-        cli.parse_shape(text)
+        parse_shape(text)
 
 
 def test_progress_is_said_only_when_it_takes_long(capsys):
-    with cli._progress("quick", delay=60) as say:
+    with waiting("quick", delay=60) as say:
         say("one step")
-    with cli._progress("slow", delay=0.01) as say:
+    with waiting("slow", delay=0.01) as say:
         say("one step")
         time.sleep(0.2)
     captured = capsys.readouterr()

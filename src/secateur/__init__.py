@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from secateur.channels.shrink import shrink, shrink_
     from secateur.channels.verify import Verification, verify
     from secateur.errors import (
+        DamagedRun,
         Diverged,
+        Interrupted,
         InvalidExample,
         InvalidModel,
         InvalidOptimizer,
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
         MissingExtra,
         NonFiniteLoss,
         NotEquivalent,
+        RunInUse,
         SecateurError,
         UnknownName,
         UnreachableBudget,
@@ -28,9 +31,12 @@ if TYPE_CHECKING:
     from secateur.pruning.gates import Gates, insert_gates_, merge_gates_
     from secateur.pruning.pruner import Pruner, Removal
     from secateur.pruning.scores import Oracle, Score
+    from secateur.recipes.jobs import Job
     from secateur.results.artifact import save
     from secateur.ticktock.events import Event, FineTune, Finished, Result, Start, Tick, Tock
     from secateur.ticktock.schedule import TickTock
+    from secateur.training.distributed import World
+    from secateur.training.engine import Engine
     from secateur.training.task import Task, classification, segmentation
 
 __version__ = "0.1.0"
@@ -39,18 +45,22 @@ __all__ = [
     "ChannelGraph",
     "ChannelGroup",
     "Cost",
+    "DamagedRun",
     "Diverged",
+    "Engine",
     "Event",
     "FineTune",
     "Finished",
     "FrozenChannels",
     "Gates",
+    "Interrupted",
     "InvalidExample",
     "InvalidModel",
     "InvalidOptimizer",
     "InvalidPlan",
     "InvalidSetting",
     "InvalidTask",
+    "Job",
     "Member",
     "MissingExtra",
     "NonFiniteLoss",
@@ -60,6 +70,7 @@ __all__ = [
     "Pruner",
     "Removal",
     "Result",
+    "RunInUse",
     "Score",
     "SecateurError",
     "Start",
@@ -70,6 +81,7 @@ __all__ = [
     "UnknownName",
     "UnreachableBudget",
     "Verification",
+    "World",
     "analyze",
     "classification",
     "insert_gates_",
@@ -86,18 +98,22 @@ _HOME = {
     "ChannelGraph": "channels.groups",
     "ChannelGroup": "channels.groups",
     "Cost": "channels.cost",
+    "DamagedRun": "errors",
     "Diverged": "errors",
+    "Engine": "training.engine",
     "Event": "ticktock.events",
     "FineTune": "ticktock.events",
     "Finished": "ticktock.events",
     "FrozenChannels": "channels.groups",
     "Gates": "pruning.gates",
+    "Interrupted": "errors",
     "InvalidExample": "errors",
     "InvalidModel": "errors",
     "InvalidOptimizer": "errors",
     "InvalidPlan": "errors",
     "InvalidSetting": "errors",
     "InvalidTask": "errors",
+    "Job": "recipes.jobs",
     "Member": "channels.groups",
     "MissingExtra": "errors",
     "NonFiniteLoss": "errors",
@@ -107,6 +123,7 @@ _HOME = {
     "Pruner": "pruning.pruner",
     "Removal": "pruning.pruner",
     "Result": "ticktock.events",
+    "RunInUse": "errors",
     "Score": "pruning.scores",
     "SecateurError": "errors",
     "Start": "ticktock.events",
@@ -117,6 +134,7 @@ _HOME = {
     "UnknownName": "errors",
     "UnreachableBudget": "errors",
     "Verification": "channels.verify",
+    "World": "training.distributed",
     "analyze": "channels.analyze",
     "classification": "training.task",
     "insert_gates_": "pruning.gates",

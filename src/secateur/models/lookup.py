@@ -77,7 +77,7 @@ def _find_builder(name: str) -> Callable[..., nn.Module]:
         return _find_in_torchvision(rest)
     if source == "timm":
         return _find_in_timm(rest)
-    return _find_in_module(source, rest)
+    return find_callable(source, rest)
 
 
 def _find_built_in(name: str) -> Callable[..., nn.Module]:
@@ -125,7 +125,8 @@ def _import_vision(package: str) -> ModuleType:
         ) from error
 
 
-def _find_in_module(module_name: str, attribute: str) -> Callable[..., nn.Module]:
+def find_callable(module_name: str, attribute: str) -> Callable[..., Any]:
+    """What `package.module:callable` names."""
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -87,6 +87,12 @@ def train_baseline(task: Task, train: Arrays, seed: int, say: Callable[[str], No
     """A ResNet-14 for 8x8 images."""
     with seeded(seed):
         model = CifarResNet(14, in_channels=1)
+    train_baseline_(model, task, train, seed, say)
+    return model
+
+
+def train_baseline_(model: nn.Module, task: Task, train: Arrays, seed: int, say: Callable[[str], None]) -> None:
+    """Train it until it is as good as it gets."""
     optimizer = make_optimizer("sgd", list(model.parameters()), momentum=0.9, nesterov=True, weight_decay=5e-4)
     trainer = Trainer(model)
     steps = BASELINE_EPOCHS * len(train)
@@ -96,4 +102,3 @@ def train_baseline(task: Task, train: Arrays, seed: int, say: Callable[[str], No
         with seeded(seed, epoch):
             trainer.epoch(train, work)
         say(f"training the baseline, epoch {epoch + 1:2} of {BASELINE_EPOCHS}: {task.metrics(model)['accuracy']:.2f}%")
-    return model

@@ -26,7 +26,7 @@ PATIENCE = 40
 class Record:
     """Writes down a run as it goes, and puts one that was stopped back where it was."""
 
-    def __init__(self, run: Run, path: str | Path, say: Callable[[str], None]) -> None:
+    def __init__(self, run: Run, path: str | Path, about: dict[str, Any], say: Callable[[str], None]) -> None:
         self.run = run
         self.path = Path(path)
         self.folder = RunFolder(path, say=say) if run.world.leads else None
@@ -41,7 +41,7 @@ class Record:
                 self._compare(self.folder.read_config(), mine)
                 state = self.folder.load()
             else:
-                self.folder.write_config({**mine, "engine": run.engine.to_dict()})
+                self.folder.write_config({**mine, "engine": run.engine.to_dict(), **about})
         state = run.world.tell(state)
         if state is not None:
             run.history = [from_dict(event) for event in run.world.tell(self.folder and self.folder.read_events())]

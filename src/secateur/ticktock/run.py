@@ -65,6 +65,7 @@ class Run:
         *,
         engine: Engine | None = None,
         folder: str | Path | None = None,
+        about: dict[str, Any] | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.settings, self.task, self.given = settings, task, model
@@ -111,7 +112,9 @@ class Run:
         if settings.distill:
             self.loss = distilled(task.loss, copy_model(model), settings.distill, settings.distill_temperature)
         self._keep_state()
-        self.record = Record(self, folder, say) if folder is not None else None
+        self.watch: Callable[[str, int, int], None] | None = None
+        """Called after every step with the phase, the batches done and how many there are."""
+        self.record = Record(self, folder, about or {}, say) if folder is not None else None
 
     def _trained_in_tick(self) -> list[nn.Parameter]:
         """The gates and the final layers, and if so set the shifts of gated batch norms."""
@@ -330,6 +333,8 @@ class Run:
         return self.folded
 
     def _after_step(self, step: int) -> None:
+        if self.watch is not None:
+            self.watch(self.cursor.phase, step, self.num_batches)
         if self.record is not None and (self.stopping or step % self.engine.checkpoint_steps == 0):
             self.position = self.trainer.position(step)
             self._save(needed=self.stopping is not None)

@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TickTock:
-    """Prune by Tick-Tock: Ticks train the gates and remove a little, Tocks train everything; then fine-tune.
-
-    >>> TickTock(keep_macs=0.4).ticks_per_tock
-    10
-    """
+    """Prune by Tick-Tock: Ticks train the gates and remove a little, Tocks train everything; then fine-tune."""
 
     keep_macs: float | None = None
     """Stop when the network has this share of its MACs left. One budget is needed."""
@@ -173,7 +169,11 @@ class TickTock:
         return cls(**{"ticks_per_tock": 0, **settings})
 
     def but(self, **settings: Any) -> TickTock:
-        """The same with other values for some settings."""
+        """The same with other values for some settings.
+
+        >>> TickTock(keep_macs=0.4).but(seed=3).seed
+        3
+        """
         return replace(self, **settings)
 
     def to_dict(self) -> dict[str, Any]:

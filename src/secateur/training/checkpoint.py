@@ -71,13 +71,7 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """What was given to `write_config`."""
-        path = self.path / "config.json"
-        try:
-            config = json.loads(path.read_bytes())
-            check_format(config, RUN)
-        except REFUSALS as error:
-            raise DamagedRun(f"cannot read {path}: {error}; restore it, or start a new run elsewhere") from error
-        return {key: value for key, value in config.items() if key not in RUN}
+        return read_config(self.path)
 
     def append_event(self, event: dict[str, Any]) -> None:
         """Add a line to events.jsonl; it survives the process at once, and the machine from the next checkpoint on."""
@@ -305,6 +299,17 @@ def format_of(tensor: Tensor) -> str | None:
     plain = torch.empty(tensor.shape, device="meta").stride()
     other = torch.empty(tensor.shape, device="meta", memory_format=FORMATS[name]).stride()
     return name if strides == other != plain else None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What the run in this folder was asked for; needs no lock."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+        check_format(config, RUN)
+    except REFUSALS as error:
+        raise DamagedRun(f"cannot read {path}: {error}; restore it, or start a new run elsewhere") from error
+    return {key: value for key, value in config.items() if key not in RUN}
 
 
 def read_checkpoint(folder: Path, events: int) -> tuple[dict[str, Any], int]:

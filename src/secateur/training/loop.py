@@ -210,10 +210,10 @@ class Trainer:
                 self._backward(work, inputs, 1.0)
                 self._update(work)
 
-            own = [self._total, self._count, self._broken]
+            own: list[Any] = [self._total, self._count, self._broken]
             if self.scaler.is_enabled():
                 self.scaler.scale(own[0])  # makes its tensors
-                own += [self.scaler._scale, self.scaler._growth_tracker]  # pyright: ignore
+                own += [self.scaler._scale, self.scaler._growth_tracker]
             try:
                 return GraphedStep(step, batch, self.model, work.optimizer, [*work.tensors(), *own])
             except RuntimeError as error:

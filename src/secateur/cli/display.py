@@ -1,0 +1,95 @@
+"""What is going on, on stderr: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from secateur.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from secateur.ticktock.events import Event
+
+
+@contextmanager
+def waiting(message: str, delay: float = 2.0) -> Iterator[Callable[[str], None]]:
+    """Say on stderr what is going on, once it takes longer than `delay` seconds; yields what tells the present step."""
+    from threading import Timer
+
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    status = console.status(message)
+    timer = Timer(delay, status.start if console.is_terminal else lambda: console.print(message))
+    timer.start()
+    try:
+        yield lambda step: status.update(f"{message}: {step}")
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()
+
+
+class Display:
+    """A run as it goes: a line per event, and on a terminal a bar for the epoch and one for the whole."""
+
+    def __init__(self, target: float, epochs: int, quiet: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.quiet = quiet
+        self.target, self.epochs = target, epochs
+        self.console = Console(stderr=True)
+        columns = (TextColumn("{task.description:<24}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
+        self.bars = Progress(
+            *columns, TimeRemainingColumn(), console=self.console, disable=quiet or not self.console.is_terminal
+        )
+        self.epoch = self.bars.add_task("starting", total=None)
+        self.whole = self.bars.add_task("whole run", total=1.0)
+
+    def __enter__(self) -> Display:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.bars.stop()
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(text, highlight=False, markup=False)
+
+    def step(self, phase: str, step: int, num_steps: int) -> None:
+        """Called after every step of training."""
+        self.bars.update(self.epoch, description=phase, completed=step, total=num_steps)
+
+    def event(self, event: Event) -> None:
+        """A line, and how far the run has come: pruning counts as one half, fine-tuning as the other."""
+        self.say(str(event))
+        pruned = min(1.0, (1 - event.share) / max(1e-9, 1 - self.target))
+        tuned = getattr(event, "epoch", 0) / max(1, self.epochs) if type(event).__name__ == "FineTune" else 0.0
+        share = 1.0 if type(event).__name__ == "Finished" else (pruned + tuned) / (2 if self.epochs else 1)
+        self.bars.update(self.whole, completed=share, description=f"{event.share:.1%} of the MACs left")
+
+
+class Scalars:
+    """Every event's numbers, for TensorBoard."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingExtra('TensorBoard is not installed; run: pip install "secateur[log]"') from error
+        self.writer: Any = SummaryWriter(str(folder))
+        self.count = 0
+
+    def event(self, event: Event) -> None:
+        numbers = {"macs": event.macs, "params": event.params, "filters": event.filters, "seconds": event.seconds}
+        loss = getattr(event, "loss", None)
+        if loss is not None:
+            numbers["training loss"] = loss
+        for name, value in {**numbers, **event.metrics}.items():
+            self.writer.add_scalar(name, value, self.count)
+        self.writer.flush()
+        self.count += 1
