@@ -87,7 +87,7 @@ def state_of(run: Run) -> dict[str, Any]:
         "model": dict(model.named_parameters()) | dict(model.named_buffers()),
         "optimizer": {names[id(p)]: dict(state) for p, state in run.optimizer.state.items()},
         "scaler": run.trainer.scaler.state_dict(),
-        "score": run.pruner.score.state(),
+        "score": run.pruner.score.state() if run.cursor.phase in ("Tick", "Tock") else {},
         "observed": run.pruner.observed,
         "ema": run.ema.average if run.ema is not None else None,
     }
