@@ -2,6 +2,7 @@
 
 python benchmarks/engine.py --device cuda      ResNet-56 and VGG-16-M beside a plain loop, into docs/performance.md
 python benchmarks/engine.py --device cpu       the loop's overhead, printed only
+python benchmarks/engine.py --processes 2      two runs on one GPU at the same time, printed only
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -61,6 +64,25 @@ def phases(name: str, engine: Engine, repeats: int, **changes: Any) -> dict[str,
             if all(len(seconds.get(kind, ())) > repeats for kind in wanted):
                 break
     return {kind: median(values[1:]) for kind, values in seconds.items()}
+
+
+def evaluation(name: str) -> float:
+    """Seconds to evaluate 10,000 images, in single precision."""
+    model = find_model(name).cuda()
+    task = secateur.classification([], arrays("cuda", 10_000, 2000))
+    seconds = []
+    for _ in range(6):
+        start = time.perf_counter()
+        task.metrics(model)
+        seconds.append(time.perf_counter() - start)
+    return median(seconds[1:])
+
+
+def at_once(processes: int, repeats: int) -> None:
+    """The captured epochs of ResNet-56 in several processes on one GPU at the same time."""
+    command = [sys.executable, __file__, "--device", "cuda", "--processes", "1", "-n", str(repeats)]
+    for running in [subprocess.Popen(command) for _ in range(processes)]:
+        running.wait()
 
 
 def plain_loop(name: str, workers: int, batches: int, channels_last: bool, precision: str) -> float:
@@ -156,6 +178,7 @@ def on_cuda(repeats: int, workers: int) -> tuple[str, list[dict[str, Any]]]:
         row["piece by piece, bf16"] = phases(name, pieces, 1)
         row["plain loop, bf16"] = plain_loop(name, workers, 300, True, "bf16")
         row["plain loop, fp32"] = plain_loop(name, workers, 300, False, "fp32")
+        row["evaluation"] = evaluation(name)
         row["memory"] = peak_memory(name)
         rows.append(row)
         print(json.dumps(row), flush=True)
@@ -181,6 +204,9 @@ def report(hardware: str, rows: list[dict[str, Any]], repeats: int) -> str:
                 lines.append(f"| {row['network']} | {how} | {cells} |")
             elif how.startswith("plain"):
                 lines.append(f"| {row['network']} | {how} | | | {value:.2f} |")
+    if "evaluation" in rows[0]:
+        told = ", ".join(f"{row['network']} {row['evaluation']:.2f} s" for row in rows)
+        lines += ["", f"Evaluation of 10,000 images in single precision: {told}."]
     columns = ("network", "arithmetic", "memory", "Tock / larger floor", "images/s in a Tock", "gated / plain memory")
     lines += [
         "",
@@ -235,7 +261,14 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("-n", "--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=12, help="of the plain loop's DataLoader")
+    parser.add_argument("--processes", type=int, help="only ResNet-56, in so many processes at once")
     options = parser.parse_args()
+    if options.processes == 1:
+        print(phases("resnet56", Engine(precision="bf16", channels_last=True), options.repeats))
+        return
+    if options.processes:
+        at_once(options.processes, options.repeats)
+        return
     if options.device == "cpu":
         print(on_cpu(options.repeats))
         return

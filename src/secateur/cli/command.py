@@ -20,12 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Networks named package.module:callable are looked for in the current folder too, as `python -m` does.
     sys.path.insert(0, str(Path.cwd()))
     try:
-        _run(_parse(arguments))
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
+        command = _parse(arguments)
     except SecateurError as error:
         sys.exit(_complain(error))
+    _run(command)
 
 
 def _parse(arguments: Sequence[str] | None) -> Any:
@@ -54,7 +52,12 @@ def _run(command: Any) -> None:
     # Torch complains on import where numpy is not installed; nothing here needs it.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
-        text = command.run()
+        if text := command.run():
+            print(text, flush=True)
+    except BrokenPipeError:
+        # Whoever reads has had enough, as `head` does.
+        sys.stderr.close()
+        sys.exit(141)
     except Interrupted as stop:
         print(f"secateur: {stop}", file=sys.stderr)
         sys.exit(128 + stop.signal)
@@ -65,8 +68,6 @@ def _run(command: Any) -> None:
         if command.debug:
             raise
         sys.exit(_complain(error))
-    if text:
-        print(text, flush=True)
 
 
 def _complain(error: SecateurError) -> int:
