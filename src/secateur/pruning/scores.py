@@ -46,6 +46,11 @@ class Score:
         """The tensors that hold what has been observed; a run that goes on from a checkpoint fills them again."""
         return {}
 
+    @property
+    def resumable(self) -> bool:
+        """Whether `state` is all there is to remember; a score that observes must say so by having one."""
+        return type(self).observe is Score.observe or type(self).state is not Score.state
+
 
 Kind = TypeVar("Kind", bound=type[Score])
 
@@ -137,8 +142,8 @@ class Watching(Score):
     def begin(self, gates: Gates) -> None:
         super().begin(gates)
         self.close()
-        self.sums: list[Tensor | None] = [None] * len(gates.modules)
-        self.counts = [0] * len(gates.modules)
+        self.sums = [torch.zeros_like(m.gate_phi, dtype=torch.float64, requires_grad=False) for m in gates.modules]
+        self.counts = torch.zeros(len(gates.modules), dtype=torch.long, device="cpu")
         self.handles = [m.register_forward_hook(self._hook(i)) for i, m in enumerate(gates.modules)]
 
     def _hook(self, number: int) -> Callable[[nn.Module, Any, Tensor], None]:
@@ -151,13 +156,17 @@ class Watching(Score):
 
         return hook
 
+    @property
+    def resumable(self) -> bool:
+        return True
+
     def see(self, number: int, output: Tensor, shape: Callable[[Tensor], Tensor]) -> None:
         """`shape` brings it to (batch, places, channels)."""
         raise NotImplementedError
 
     def add(self, number: int, value: Tensor) -> None:
-        before = self.sums[number]
-        self.sums[number] = value.double() if before is None else before + value
+        self.sums[number] = self.sums[number].to(value.device)
+        self.sums[number] += value
 
     def close(self) -> None:
         for handle in self.handles:
@@ -167,14 +176,15 @@ class Watching(Score):
     def means(self) -> list[Tensor]:
         """What each gate's entries were found to be on average."""
         result = []
-        for module, total, count, site in zip(
-            self.gates.modules, self.sums, self.counts, self.gates.whole.sites, strict=True
-        ):
-            if total is None or total.shape != module.gate_phi.shape:
+        for total, count, site in zip(self.sums, self.counts.tolist(), self.gates.whole.sites, strict=True):
+            if not count:
                 raise InvalidModel(f"{type(self).__name__} needs the output of {site.module!r}, which was never called")
-            result.append(total / max(1, count))
+            result.append(total / count)
         self.close()
         return result
+
+    def state(self) -> dict[str, Tensor]:
+        return {"counts": self.counts, **{str(number): total for number, total in enumerate(self.sums)}}
 
 
 @register("pcnn")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,19 @@ if TYPE_CHECKING:
 
 PATIENCE = 40
 """A checkpoint that took a second is followed by no other for this many: they cost no more than 3% of a run."""
+
+
+@dataclass
+class Cursor:
+    """What is to be done next."""
+
+    phase: str = "Start"
+    """"Start", "Tick", "Tock", "FineTune" or "Finished"."""
+    number: int = 0
+    """How many phases have been done."""
+    epoch: int = 0
+    ticks: int = 0
+    tocks: int = 0
 
 
 class Record:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,14 +18,14 @@ from secateur.pruning.folded import Folded
 from secateur.pruning.pruner import Pruner, make_budget
 from secateur.pruning.select import Limits, check_reachable
 from secateur.ticktock.events import Event, FineTune, Finished, Result, Start, Tick, Tock
-from secateur.ticktock.record import Record
+from secateur.ticktock.record import Cursor, Record
 from secateur.ticktock.schedule import TickTock
 from secateur.training.batches import count, device_of, draw, shard
 from secateur.training.distill import distilled
-from secateur.training.distributed import World
+from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_
 from secateur.training.ema import Ema
 from secateur.training.engine import Engine
-from secateur.training.loop import Position, Trainer, Work
+from secateur.training.loop import LOOK_EVERY, Position, Trainer, Work
 from secateur.training.optimizers import make_optimizer
 from secateur.training.randomness import mix, seeded
 from secateur.training.schedules import SHAPES
@@ -38,19 +37,6 @@ WORTH_CUTTING = 0.85
 """And only when so much is left of the MACs since the last cut: new shapes have to be tuned and captured again."""
 
 Some = TypeVar("Some", bound=Event)
-
-
-@dataclass
-class Cursor:
-    """What is to be done next."""
-
-    phase: str = "Start"
-    """"Start", "Tick", "Tock", "FineTune" or "Finished"."""
-    number: int = 0
-    """How many phases have been done."""
-    epoch: int = 0
-    ticks: int = 0
-    tocks: int = 0
 
 
 class Run:
@@ -80,6 +66,8 @@ class Run:
         self.model = copy_model(model)
         if self.engine.channels_last:
             self.model.to(memory_format=torch.channels_last)  # pyright: ignore
+        self.synced = self._sync_batchnorm(say)
+        """The batch norms that look at the batches of all processes, and their own classes."""
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         """What trains, by the user's own flags."""
         self.pruner = Pruner(
@@ -93,7 +81,7 @@ class Run:
             at_least=settings.at_least,
             filter_scale=settings.filter_scale,
         )
-        self.pruner.agree = self.world.agree
+        self.pruner.agree = self.world.average
         self.gates = self.pruner.gates
         self.trainer = Trainer(self.model, self.engine, self.world, say=say)
         self.cursor = Cursor()
@@ -103,6 +91,8 @@ class Run:
         self.folded: Folded | None = None
         self.stopping: int | None = None
         """The signal that has asked for an end."""
+        self.num_steps = 0
+        """Optimizer steps since the start of this process."""
         self.cut_at_once = settings.cut == "now" or (settings.cut == "auto" and device_of(model).type == "cpu")
         frozen = {id(p) for m in self.gates.modules if m.gate_fold.frozen for p in m.gate_tensors()[1:2]}
         self.in_tock = [*(p for p in self.trained if id(p) not in frozen), *self.gates.trainable]
@@ -115,6 +105,13 @@ class Run:
         self.watch: Callable[[str, int, int], None] | None = None
         """Called after every step with the phase, the batches done and how many there are."""
         self.record = Record(self, folder, about or {}, say) if folder is not None else None
+
+    def _sync_batchnorm(self, say: Callable[[str], None]) -> dict[nn.Module, type[nn.Module]]:
+        if self.engine.sync_batchnorm and self.world.can_sync(self.model):
+            return sync_batchnorm_(self.model)
+        if self.engine.sync_batchnorm:
+            say("sync_batchnorm has no effect: it is for several processes with a GPU each")
+        return {}
 
     def _trained_in_tick(self) -> list[nn.Parameter]:
         """The gates and the final layers, and if so set the shifts of gated batch norms."""
@@ -140,7 +137,7 @@ class Run:
         while self.cursor.phase != "Finished":
             yield from phases[self.cursor.phase]()
         started = time.perf_counter()
-        metrics = (self.history[-1].metrics if self.history else {}) or self._metrics()
+        metrics = self._metrics(exact=True)
         yield self._note(Finished, metrics, started, result=self._result())
         if self.record is not None:
             self.record.finish()
@@ -160,13 +157,16 @@ class Run:
 
     def _start(self) -> Iterator[Event]:
         started = time.perf_counter()
-        yield self._note(Start, self._metrics(self.given), started)
+        yield self._note(Start, self._metrics(self.given, exact=True), started)
         first = "Tock" if self.settings.tock_first and self.settings.ticks_per_tock else "Tick"
         self._next("FineTune" if self._met() else first)
 
     def _tick(self) -> Iterator[Event]:
         settings, started = self.settings, time.perf_counter()
         self._only_train([*self.in_tick, *self.gates.phis])
+        if not self.cursor.epoch and not self.position.step:
+            # Scores that watch what layers put out have watched Tocks and evaluations too.
+            self.pruner.score.begin(self.gates)
         loss = 0.0
         for epoch in range(self.cursor.epoch, settings.tick_epochs):
             generator = torch.Generator().manual_seed(mix(settings.seed, self.cursor.number, epoch))
@@ -267,15 +267,14 @@ class Run:
         before, num_steps = epoch * self.num_batches, epochs * self.num_batches
         return lambda step: SHAPES[shape](before + step, num_steps, *ends)
 
-    def _metrics(self, model: nn.Module | None = None) -> dict[str, float]:
-        """Computed by the leading process, known to all."""
+    def _metrics(self, model: nn.Module | None = None, exact: bool = False) -> dict[str, float]:
+        """Computed by the leading process, known to all; on the way in the precision of training."""
         if self.task.evaluate is None:
             return {}
-        averaged = self.ema if self.ema is not None and self.cursor.phase == "FineTune" else None
-        if averaged is not None and self.cursor.epoch < self.settings.finetune_epochs:
-            with averaged.applied():
-                return self.world.tell(self.task.metrics(self.model) if self.world.leads else {})
-        return self.world.tell(self.task.metrics(model or self.model) if self.world.leads else {})
+        unfinished = self.cursor.phase == "FineTune" and self.cursor.epoch < self.settings.finetune_epochs
+        weights = self.ema.applied() if self.ema is not None and unfinished else nullcontext()
+        with weights, nullcontext() if exact else self.trainer.autocast():
+            return self.world.tell(self.task.metrics(model or self.model) if self.world.leads else {})
 
     def _metrics_in_phase(self, last: bool) -> dict[str, float]:
         wanted = self.settings.evaluate == "always" or (self.settings.evaluate == "phases" and last)
@@ -319,6 +318,8 @@ class Run:
             raise self._diverged(where, error.step) from error
         finally:
             self.trainer.wrapped = None
+        # Batch norms of each process have last seen their own part of a batch.
+        self.world.align_([*self.model.buffers(), *(self.ema.average if self.ema is not None else ())])
         self.cursor.epoch += 1
         self.position = Position()
         self._keep_state()
@@ -335,17 +336,24 @@ class Run:
     def _after_step(self, step: int) -> None:
         if self.watch is not None:
             self.watch(self.cursor.phase, step, self.num_batches)
-        if self.record is not None and (self.stopping or step % self.engine.checkpoint_steps == 0):
+        self.num_steps += 1
+        if self.cursor.phase == "Tick" and not self.pruner.score.resumable:
+            return  # what it has seen cannot be written down: wait for the end of the Tick
+        # A signal finds every process at another step: they ask each other now and then, and stop at the same one.
+        asks = self.world.size == 1 or self.num_steps % LOOK_EVERY == 0
+        stopping = self.world.any(self.stopping) if asks else None
+        if self.record is not None and (stopping or step % self.engine.checkpoint_steps == 0):
             self.position = self.trainer.position(step)
-            self._save(needed=self.stopping is not None)
-        elif self.stopping:
+            self._save()
+        elif stopping:
             raise KeyboardInterrupt
 
     def _save(self, needed: bool = False) -> None:
         if self.record is not None:
-            self.record.save(needed or self.stopping is not None)
-            if self.stopping is not None:
-                raise Interrupted(self.stopping, str(self.record.path))
+            stopping = self.world.any(self.stopping)
+            self.record.save(needed or stopping is not None)
+            if stopping is not None:
+                raise Interrupted(stopping, str(self.record.path))
 
     def _only_train(self, parameters: list[nn.Parameter]) -> None:
         """Nothing else gets a gradient, and so neither weight decay nor momentum moves it."""
@@ -371,6 +379,7 @@ class Run:
         )
 
     def _result(self) -> Result:
+        unsync_batchnorm_(self.synced)
         return Result(
             model=self.model.eval(), plan=self.pruner.plan, settings=self.settings, history=tuple(self.history)
         )

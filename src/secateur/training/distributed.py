@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,14 +43,29 @@ class World:
         # Layers that a batch does not reach, as auxiliary heads, would make torch wait for ever.
         return nn.parallel.DistributedDataParallel(model, device_ids=devices, find_unused_parameters=True)
 
-    def agree(self, tensor: Tensor) -> Tensor:
-        """What the leading process has."""
+    def can_sync(self, model: nn.Module) -> bool:
+        """Whether batch norms can look at the batches of all processes: torch can do that on GPUs only."""
+        return self.size > 1 and next(model.parameters()).is_cuda
+
+    def average(self, tensor: Tensor) -> Tensor:
+        """The mean over all processes, to the last bit the same for each."""
         if self.size > 1:
             # Over the device of the back end: NCCL knows no other.
-            moved = tensor.to(self._device())
+            moved = tensor.detach().to(self._device(), copy=True)
+            dist.all_reduce(moved)
+            moved /= self.size
             dist.broadcast(moved, 0)
             tensor = moved.to(tensor.device)
         return tensor
+
+    @torch.no_grad()
+    def align_(self, tensors: Iterable[Tensor]) -> None:
+        """Give all processes what the leading one has."""
+        if self.size > 1:
+            for tensor in tensors:
+                moved = tensor.detach().to(self._device()).contiguous()
+                dist.broadcast(moved, 0)
+                tensor.copy_(moved)
 
     def tell(self, value: Any) -> Any:
         """Plain data of the leading process, for all."""
@@ -59,11 +75,19 @@ class World:
         dist.broadcast_object_list(box, 0, device=self._device())
         return box[0]
 
-    def largest(self, tensor: Tensor) -> Tensor:
-        """The largest value over all processes, in place."""
+    def smallest(self, tensor: Tensor) -> Tensor:
+        """The smallest value over all processes, in place."""
         if self.size > 1:
-            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+            dist.all_reduce(tensor, dist.ReduceOp.MIN)
         return tensor
+
+    def any(self, number: int | None) -> int | None:
+        """The largest number that a process has, if one has any."""
+        if self.size > 1:
+            held = torch.tensor(number or 0, device=self._device())
+            dist.all_reduce(held, dist.ReduceOp.MAX)
+            number = int(held) or None
+        return number
 
     def wait(self) -> None:
         if self.size > 1:
@@ -84,3 +108,24 @@ def join() -> World:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         dist.init_process_group("nccl" if cuda else "gloo")
     return World.current()
+
+
+def sync_batchnorm_(model: nn.Module) -> dict[nn.Module, type[nn.Module]]:
+    """Make torch's batch norms normalise over the batches of all processes; what they were, for `unsync_batchnorm_`.
+
+    They remain the same modules. Subclasses are left alone: what they do beside would be lost.
+    """
+    plain = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    before: dict[nn.Module, type[nn.Module]] = {m: type(m) for m in model.modules() if type(m) in plain}
+    for module in before:
+        module.__class__ = nn.SyncBatchNorm
+        vars(module)["process_group"] = None
+    return before
+
+
+def unsync_batchnorm_(before: dict[nn.Module, type[nn.Module]]) -> None:
+    """Give batch norms, without gates, their own class back."""
+    for module, own in before.items():
+        module.__class__ = own
+        del vars(module)["process_group"]
+    before.clear()

@@ -19,6 +19,7 @@ from secateur.training.randomness import random_state, restore_random
 
 LOOK_EVERY = 50
 """Steps between looks at the loss on devices that would have to be waited for."""
+NEVER = torch.iinfo(torch.long).max
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -52,7 +53,7 @@ class Position:
 
     step: int = 0
     total: float = 0.0
-    """Sum of the losses so far."""
+    """Sum of the losses so far, each of the batch of all processes."""
     random: dict[str, Any] | None = None
     """The state of the random numbers there."""
 
@@ -71,14 +72,16 @@ class Trainer:
         self.device = device_of(self.model)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.engine.precision == "fp16")
         self._graphs: dict[str, GraphedStep | None] = {}
-        self._compiled: nn.Module | None = None
+        self._compiled: tuple[nn.Module, Any] | None = None
+        """What was compiled, and the outcome."""
         self._total = torch.zeros((), dtype=torch.float64, device=self.device)
         self._count = torch.zeros((), dtype=torch.long, device=self.device)
-        self._broken = torch.full((), -1, dtype=torch.long, device=self.device)
+        self._broken = torch.full((), NEVER, dtype=torch.long, device=self.device)
 
     def forget(self) -> None:
         """The model's tensors have changed shape, or others train: what was captured is of no use."""
         self._graphs.clear()
+        self._compiled = None
 
     def epoch(
         self,
@@ -87,7 +90,7 @@ class Trainer:
         start: Position | None = None,
         after_step: Callable[[int], None] | None = None,
     ) -> float:
-        """Go through the batches once; the mean loss.
+        """Go through the batches once; the mean loss, over all processes.
 
         start: go on from here, with batches and random numbers as they were then.
         after_step: called after every optimizer step, with the number of batches done.
@@ -98,7 +101,7 @@ class Trainer:
         self.model.train()
         self._total.fill_(position.total)
         self._count.fill_(position.step)
-        self._broken.fill_(-1)
+        self._broken.fill_(NEVER)
         before = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = self.engine.tune
         try:
@@ -130,14 +133,15 @@ class Trainer:
         if waiting:
             self._update(work)
         self._look()
-        return float(self._total) / position.step
+        return float(self.world.average(self._total)) / position.step
 
     def position(self, step: int) -> Position:
-        """From where `epoch` could go on; waits for the device."""
-        return Position(step, float(self._total), random_state())
+        """From where `epoch` could go on; waits for the device and, as they must call it too, all other processes."""
+        self._look()
+        return Position(step, float(self.world.average(self._total)), random_state())
 
     def _look(self) -> None:
-        if int(self.world.largest(self._broken)) >= 0:
+        if int(self.world.smallest(self._broken)) != NEVER:
             raise NonFiniteLoss(int(self._broken))
 
     def _do(self, work: Work, batch: Any, weight: float, first: bool, last: bool, check: bool) -> None:
@@ -156,14 +160,13 @@ class Trainer:
     def _backward(self, work: Work, batch: Any, weight: float, check: bool = False) -> None:
         if work.prepare is not None:
             work.prepare()
-        precision = PRECISIONS.get(self.engine.precision)
-        with torch.autocast(self.device.type, precision, enabled=precision is not None, cache_enabled=False):
+        with self.autocast():
             loss = work.loss(self._callable(work), batch)
         if check:
             check_loss(loss)
         value = loss.detach()
-        self._total += value
-        self._broken.copy_(torch.where((self._broken < 0) & ~value.isfinite(), self._count, self._broken))
+        self._total.add_(value, alpha=weight)
+        self._broken.copy_(torch.where((self._broken == NEVER) & ~value.isfinite(), self._count, self._broken))
         self._count += 1
         self.scaler.scale(loss * (weight / self.engine.accumulate)).backward()
         if work.collect is not None:
@@ -186,12 +189,18 @@ class Trainer:
         if work.after_update is not None:
             work.after_update()
 
+    def autocast(self) -> torch.autocast:
+        """The precision of the forward pass. No casts are kept: a captured step would not see the weights change."""
+        precision = PRECISIONS.get(self.engine.precision)
+        return torch.autocast(self.device.type, precision, enabled=precision is not None, cache_enabled=False)
+
     def _callable(self, work: Work) -> nn.Module:
+        called = self.wrapped or self.model
         if self.engine.compile and work.name != "Tick":
-            if self._compiled is None:
-                self._compiled = torch.compile(self.wrapped or self.model)  # pyright: ignore
-            return self._compiled  # pyright: ignore
-        return self.wrapped or self.model
+            if self._compiled is None or self._compiled[0] is not called:
+                self._compiled = called, torch.compile(called)  # pyright: ignore
+            return self._compiled[1]  # pyright: ignore
+        return called
 
     def _capture(self, work: Work, batch: Any, weight: float) -> GraphedStep | None:
         """The step as a CUDA graph; None, with the reason said, where it has to be done piece by piece."""

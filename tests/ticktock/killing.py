@@ -1,0 +1,123 @@
+"""Runs as a user starts them, ended by signals at moments of our choice."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from secateur.training.checkpoint import unseal
+
+HERE = Path(__file__).parent
+SETTINGS = (
+    "--keep-macs 0.5 --tick-removes 0.05 --tick-data 0.7 --ticks-per-tock 2 --tock-epochs 2 --finetune-epochs 8 "
+    "--ema 0.9 --distill 0.3 --checkpoint-steps 3 --device cpu"
+)
+PATIENCE = 60.0
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "secateur", *arguments]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=HERE, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def prune(folder: Path) -> subprocess.Popen[str]:
+    return start("prune", "killable:build", *SETTINGS.split(), "--out", str(folder))
+
+
+def resume(folder: Path) -> subprocess.Popen[str]:
+    return start("resume", str(folder))
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr."""
+    out, err = process.communicate(timeout=2 * PATIENCE)
+    return process.returncode, out, err
+
+
+def wait_until(process: subprocess.Popen[str], holds: Callable[[], bool]) -> bool:
+    """Whether it came to hold before the process ended."""
+    limit = time.monotonic() + PATIENCE
+    while process.poll() is None:
+        if holds():
+            return True
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+    return False
+
+
+def has_begun(process: subprocess.Popen[str], folder: Path) -> bool:
+    """Wait until the process has the run's folder, after which it trains."""
+    held = folder / ".lock"
+    return wait_until(process, lambda: held.exists() and held.read_text() == str(process.pid))
+
+
+def has_saved(process: subprocess.Popen[str], folder: Path) -> bool:
+    """Wait for the first checkpoint of this process."""
+    before = checkpoints(folder)[-1:]
+    return wait_until(process, lambda: checkpoints(folder)[-1:] != before)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted(path for path in (folder / "checkpoints").glob("*") if path.name.isdecimal())
+
+
+def place(folder: Path) -> str:
+    """Where the run would go on."""
+    there = checkpoints(folder)
+    if not there:
+        return "Start"
+    state = unseal((there[-1] / "state.json").read_bytes())["state"]["dict"]
+    cursor, position = state["cursor"]["dict"], state["position"]["dict"]
+    return f"{cursor['phase']} after {cursor['number']} phases, epoch {cursor['epoch']}, step {position['step']}"
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=PATIENCE)
+
+
+def kill_until_finished(folder: Path, dice: random.Random, most: int) -> list[tuple[float, str]]:
+    """Kill a run again and again, at most so often; moments since it had begun, and where it then went on."""
+    log: list[tuple[float, str]] = []
+    while True:
+        process = resume(folder) if (folder / "config.json").exists() else prune(folder)
+        moment = dice.uniform(0.0, 1.2)
+        if len(log) < most and has_begun(process, folder):
+            time.sleep(moment)
+            if process.poll() is None:
+                kill(process)
+                log.append((moment, place(folder)))
+                print(f"killed {moment:.2f} s after it had begun; goes on in {log[-1][1]}")
+                continue
+        status, _, err = finish(process)
+        assert status == 0, err
+        return log
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """All that a run leaves behind, but for how long things took."""
+    result = folder / "result"
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    history = [json.loads(line) for line in (result / "history.jsonl").read_text().splitlines()]
+    for event in (*events, *history):
+        del event["seconds"]
+    return {
+        "model": (result / "model.safetensors").read_bytes(),
+        "plan": (result / "plan.json").read_text(),
+        "events": events,
+        "history": history,
+    }
+
+
+def check_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one["events"] == other["events"]
+    assert one["history"] == other["history"]
+    assert one["plan"] == other["plan"]
+    assert one["model"] == other["model"]

@@ -1,0 +1,223 @@
+"""Runs that several processes must do as one does: `torchrun many.py FOLDER CASE...` leaves what each process got.
+
+SLEEP_AT=n in the environment: both processes sleep at their nth loss. DIE_AT=n: the second one dies there.
+"""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from small import CLASSES, SIZE, Net, batches, quick
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import secateur.ticktock.run
+from secateur import Engine, Task, Tick, analyze, classification
+from secateur.data.arrays import Arrays
+from secateur.errors import Diverged, Interrupted
+from secateur.ticktock import record
+from secateur.ticktock.events import Finished
+from secateur.ticktock.run import Run
+from secateur.training.distributed import World, join
+
+BATCH = 16
+
+
+class Bare(nn.Module):
+    """No batch norm, so that a network sees every image by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 8, 3, padding=1)
+        self.inner = nn.Conv2d(8, 12, 3, padding=1)
+        self.outer = nn.Conv2d(12, 8, 1)
+        self.hidden = nn.Linear(8, 9)
+        self.last = nn.Linear(9, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.relu(self.stem(images))
+        x = x + self.outer(F.relu(self.inner(x)))
+        return self.last(F.relu(self.hidden(F.relu(x).mean((2, 3)))))
+
+
+def tensors(count: int) -> tuple[Tensor, Tensor]:
+    return batches(1, count)[0]
+
+
+def arrays(count: int) -> Arrays:
+    return Arrays(*tensors(count), batch_size=BATCH, shuffle=True, crop=1, flip=True)
+
+
+def loader(count: int) -> DataLoader:
+    return DataLoader(TensorDataset(*tensors(count)), batch_size=BATCH, shuffle=True)
+
+
+def plain_list(count: int) -> list[tuple[Tensor, ...]]:
+    return list(zip(*(t.split(BATCH) for t in tensors(count)), strict=True))
+
+
+EVEN, UNEVEN = 6 * BATCH, 3 * BATCH + 13
+CASES: dict[str, tuple[type[nn.Module], Callable[[], Any], dict[str, Any]]] = {
+    "even": (Bare, lambda: arrays(EVEN), {}),
+    "uneven": (Bare, lambda: arrays(UNEVEN), {}),
+    "part": (Bare, lambda: arrays(UNEVEN), {"tick_data": 0.6, "tick_epochs": 2}),
+    "masked": (Bare, lambda: arrays(UNEVEN), {"cut": "end"}),
+    "loader": (Bare, lambda: loader(UNEVEN), {}),
+    "list": (Bare, lambda: plain_list(UNEVEN), {}),
+    "apoz": (Bare, lambda: arrays(EVEN), {"score": "apoz"}),
+    "norms": (Net, lambda: arrays(EVEN), {}),
+    "written": (Net, lambda: arrays(UNEVEN), {"ema": 0.8}),
+    "nan": (Net, lambda: arrays(EVEN), {}),
+    "written_nan": (Net, lambda: arrays(EVEN), {}),
+    "stopped": (Net, lambda: arrays(EVEN), {}),
+}
+NAN_AT = 4
+
+
+def make_run(case: str, folder: Path | None = None, change: Callable[[Task], Task] = lambda task: task) -> Run:
+    kind, data, settings = CASES[case]
+    torch.manual_seed(0)
+    net = kind().double()
+    graph = analyze(net, torch.rand(1, 2, SIZE, SIZE, dtype=torch.float64))
+    task = change(classification(data(), batches(2)))
+    schedule = quick(keep_macs=0.6, tick_removes=0.08, min_ratio=0.0, **settings)
+    return Run(schedule, net, graph, task, engine=Engine(checkpoint_steps=1 if case == "written" else 3), folder=folder)
+
+
+def outcome(run: Run) -> dict[str, Any]:
+    """Everything that is to be the same however many processes there are."""
+    scores: list[Tensor] = []
+    average = run.pruner.agree
+
+    def watched(own: Tensor) -> Tensor:
+        scores.append(average(own))
+        return scores[-1]
+
+    run.pruner.agree = watched
+    seen = count_images(run)
+    error, result = None, None
+    try:
+        for event in run.events():
+            if isinstance(event, Finished):
+                result = event.result
+    except (Diverged, Interrupted) as caught:
+        error, result = str(caught), getattr(caught, "result", None)
+    return {
+        "kept": run.pruner.kept,
+        "names": [event.name for event in run.history],
+        "removed": [event.removed for event in run.history if isinstance(event, Tick)],
+        "losses": [vars(event)["loss"] for event in run.history if "loss" in vars(event)],
+        "metrics": [event.metrics for event in run.history],
+        "scores": scores,
+        "seen": sum(seen),
+        "state": dict(result.model.state_dict()) if result is not None else {},
+        "error": error,
+    }
+
+
+def count_images(run: Run) -> list[int]:
+    """A list that will hold how many images went into each loss of this process."""
+    seen: list[int] = []
+    loss = run.task.loss
+
+    def counted(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        seen.append(len(batch[1]))
+        return loss(model, batch)
+
+    run.task = replace(run.task, loss=counted)
+    run.loss = counted
+    return seen
+
+
+def by_parts(task: Task) -> Task:
+    """The same for one process, with each half of a batch normalised by itself, as two processes would.
+
+    Of two processes the first one's running statistics count, so the second half leaves none.
+    """
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        size = len(batch[1])
+        here = size // 2
+        first = task.loss(model, (batch[0][:here], batch[1][:here]))
+        norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+        for norm in norms:
+            norm.track_running_stats = False
+        second = task.loss(model, (batch[0][here:], batch[1][here:]))
+        for norm in norms:
+            norm.track_running_stats = True
+        return (here * first + (size - here) * second) / size
+
+    return replace(task, loss=loss)
+
+
+def at_call(number: int, act: Callable[[Tensor], Tensor]) -> Callable[[Task], Task]:
+    """Something else happens to the loss at this call."""
+    calls = 0
+
+    def change(task: Task) -> Task:
+        def loss(model: nn.Module, batch: Any) -> Tensor:
+            nonlocal calls
+            calls += 1
+            value = task.loss(model, batch)
+            return act(value) if calls == number else value
+
+        return replace(task, loss=loss)
+
+    return change
+
+
+def trouble(case: str, world: World, folder: Path) -> Callable[[Task], Task]:
+    """What goes wrong in this process, if anything does."""
+    if case.endswith("nan") and not world.leads:
+        return at_call(NAN_AT, lambda value: value * math.nan)
+    if "DIE_AT" in os.environ and not world.leads:
+        return at_call(int(os.environ["DIE_AT"]), lambda value: os._exit(1))
+    if "SLEEP_AT" in os.environ:
+
+        def sleep(value: Tensor) -> Tensor:
+            (folder / f"asleep-{world.rank}").write_text(str(os.getpid()))
+            time.sleep(600)
+            return value
+
+        return at_call(int(os.environ["SLEEP_AT"]), sleep)
+    return lambda task: task
+
+
+def note_writes(folder: Path) -> list[str]:
+    """A list that will hold what this process opens to write, makes, renames or removes in the folder."""
+    noted: list[str] = []
+    actions = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if (event in actions or (event == "open" and args[2] & writing)) and str(folder) in str(args[0]):
+            noted.append(f"{event} {args[0]}")
+
+    sys.addaudithook(hook)
+    return noted
+
+
+def main(folder: Path, cases: list[str]) -> None:
+    world = join()
+    record.PATIENCE = 0
+    secateur.ticktock.run.LOOK_EVERY = 4
+    for case in cases:
+        place = folder / case if case.startswith(("written", "stopped")) else None
+        writes = note_writes(place) if place is not None else []
+        run = make_run(case, place, trouble(case, world, folder))
+        if case == "stopped" and not world.leads:
+            run.watch = lambda phase, step, of, run=run: setattr(run, "stopping", 15 if phase == "Tock" else None)
+        torch.save({**outcome(run), "writes": writes}, folder / f"{case}-{world.rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
