@@ -111,7 +111,7 @@ def start(name: str, settings: TickTock, engine: Engine, output: Output, out: Pa
     from secateur.results.artifact import save
     from secateur.ticktock.events import Finished
     from secateur.ticktock.run import Run
-    from secateur.training.distributed import join
+    from secateur.training.distributed import join, leave
 
     world = join()
     place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
@@ -134,10 +134,10 @@ def start(name: str, settings: TickTock, engine: Engine, output: Output, out: Pa
                 if isinstance(event, Finished):
                     result = event.result
     assert result is not None
-    if world.leads:
-        save(result, out / "result")
+    leave()
     if not world.leads:
         return ""
+    save(result, out / "result")
     if output.json:
         return json.dumps({"macs": result.after.macs, "params": result.after.params, "metrics": result.metrics})
     return f"{result}\n\nsaved in {out / 'result'}, whose card.md says how to load it"

@@ -83,6 +83,8 @@ class Run:
         )
         self.pruner.agree = self.world.average
         self.gates = self.pruner.gates
+        self.partial = bool(graph.notes) or any("never used" in frozen.reason for frozen in graph.frozen)
+        """Whether a forward pass may leave parts of the model out."""
         self.trainer = Trainer(self.model, self.engine, self.world, say=say)
         self.cursor = Cursor()
         self.position = Position()
@@ -304,7 +306,7 @@ class Run:
             capturable=phase != "Tick" or self.pruner.score.capturable,
             tensors=lambda: [*self.pruner.score.state().values(), *(self.ema.average if self.ema else ())],
         )
-        self.trainer.wrapped = self.world.wrap(self.model)
+        self.trainer.wrapped = self.world.wrap(self.model, self.partial)
         try:
             with (
                 seeded(self.settings.seed, self.cursor.number, self.cursor.epoch),

@@ -33,15 +33,17 @@ class World:
         """Whether this is the process that decides and writes."""
         return self.rank == 0
 
-    def wrap(self, model: nn.Module) -> nn.Module | None:
-        """The model with gradients averaged over the processes; None for a single one."""
+    def wrap(self, model: nn.Module, partial: bool) -> nn.Module | None:
+        """The model with gradients averaged over the processes; None for a single one.
+
+        partial: a forward pass may not reach all of it.
+        """
         if self.size == 1:
             return None
         if not any(p.requires_grad for p in model.parameters()):
             raise InvalidSetting("nothing of the model trains, so that there is nothing to average")
         devices = [p.device for p in model.parameters()][:1] if next(model.parameters()).is_cuda else None
-        # Layers that a batch does not reach, as auxiliary heads, would make torch wait for ever.
-        return nn.parallel.DistributedDataParallel(model, device_ids=devices, find_unused_parameters=True)
+        return nn.parallel.DistributedDataParallel(model, device_ids=devices, find_unused_parameters=partial)
 
     def can_sync(self, model: nn.Module) -> bool:
         """Whether batch norms can look at the batches of all processes: torch can do that on GPUs only."""
@@ -108,6 +110,12 @@ def join() -> World:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         dist.init_process_group("nccl" if cuda else "gloo")
     return World.current()
+
+
+def leave() -> None:
+    """Part from the other processes at the end."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def sync_batchnorm_(model: nn.Module) -> dict[nn.Module, type[nn.Module]]:
