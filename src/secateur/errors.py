@@ -1,5 +1,7 @@
 """What can go wrong, each with its remedy."""
 
+import shlex
+
 
 class SecateurError(Exception):
     """Base of every error that Secateur raises on purpose."""
@@ -53,7 +55,7 @@ class Interrupted(SecateurError):
     """A run was asked to stop, and has been saved."""
 
     def __init__(self, signal: int, folder: str) -> None:
-        super().__init__(f"stopped and saved; go on with: secateur resume {folder}")
+        super().__init__(f"stopped and saved; go on with: secateur resume {shlex.quote(folder)}")
         self.signal = signal
 
 

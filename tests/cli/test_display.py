@@ -71,7 +71,6 @@ def test_the_whole_run_goes_from_nothing_to_all(screen: io.StringIO) -> None:
     assert shares == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
-@pytest.mark.xfail(strict=True, reason="the share of MACs is compared with a target of 0")
 def test_other_budgets_get_to_the_end_too(screen: io.StringIO) -> None:
     # As `start` makes it for keep_params=0.5: at the last epoch the run is done but for the result.
     with Display(0.0, 4, quiet=False) as display:
@@ -88,7 +87,6 @@ def test_plain_lines_elsewhere(screen: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize("screen", [False], indirect=True)
-@pytest.mark.xfail(strict=True, reason="rich breaks lines at 80 columns where there is no terminal")
 def test_an_event_is_one_line_however_long(screen: io.StringIO) -> None:
     with Display(0.4, 4, quiet=False) as display:
         display.event(tick(0.73, accuracy=91.5, loss=0.123, pixel_accuracy=88.5, mean_intersection_over_union=77.5))

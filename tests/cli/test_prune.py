@@ -89,7 +89,6 @@ def test_a_mistake_is_one_line(
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="tyro takes the error, which is a ValueError, and puts it in a box")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -112,7 +111,6 @@ def test_a_wrong_setting_ends_with_status_2_and_says_what_is_wrong(capsys: pytes
     assert "keep_macs is the share that is left" in " ".join(err.split())
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="torch.device() is called as it is")
 def test_a_device_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     status, _, err = call(capsys, "prune", *SHORT[:-1], "gpu", "--out", str(tmp_path / "run"))
     assert (status, len(err.splitlines())) == (2, 1)
@@ -186,7 +184,6 @@ def test_missing_tensorboard_is_one_line(
     assert err == 'secateur: TensorBoard is not installed; run: pip install "secateur[log]"\n'
 
 
-@pytest.mark.xfail(strict=True, reason="the extra is looked for when the run has been made")
 def test_missing_tensorboard_is_noticed_before_a_run_is_made(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,7 +229,6 @@ def test_every_number_is_handed_to_tensorboard(
     assert {"accuracy", "loss", "params", "filters", "seconds"} <= {name for name, _, _ in writer.written}
 
 
-@pytest.mark.xfail(strict=True, reason="Scalars counts from 0 whatever has been done before")
 def test_tensorboard_goes_on_where_the_run_does(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, writer: type[Writer]
 ) -> None:

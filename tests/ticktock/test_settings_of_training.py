@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from small import Net, batches, prepared, quick
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from secateur import InvalidSetting, InvalidTask, Result, Task, TickTock, UnknownName, analyze, classification
 from secateur.ticktock.run import Run
@@ -83,9 +84,9 @@ def test_the_given_network_teaches_in_tocks_and_fine_tuning_but_not_in_ticks() -
     used: dict[str, set[Any]] = {}
     epoch = run._epoch
 
-    def note(where: str, data: Any, loss: Any, *others: Any, **more: Any) -> float:
+    def note(where: str, loss: Any, *others: Any, **more: Any) -> float:
         used.setdefault(run.cursor.phase, set()).add(loss)
-        return epoch(where, data, loss, *others, **more)
+        return epoch(where, loss, *others, **more)
 
     run._epoch = note
     list(run.events())
@@ -184,6 +185,12 @@ def test_an_unknown_optimizer() -> None:
         quick(optimizer="adamww")(*prepared())
 
 
+@pytest.mark.parametrize("name", ["muon", "lbfgs", "sparseadam"])
+def test_optimizers_that_cannot_train_a_network_step_by_step_are_refused_in_words(name: str) -> None:
+    with pytest.raises(InvalidSetting, match=name):
+        quick(optimizer=name)(*prepared())
+
+
 def test_nesterov_reaches_the_optimizer() -> None:
     net, graph, task = prepared()
     assert Run(quick(nesterov=True), net, graph, task).optimizer.param_groups[0]["nesterov"]
@@ -261,6 +268,15 @@ def test_gates_are_clipped_too() -> None:
     list(run.events())
     assert len(norms) > 12
     assert max(norms) <= 1e-3 * (1 + 1e-6)
+
+
+def test_evaluation_leaves_the_callers_random_numbers_alone() -> None:
+    net, graph, task = prepared()
+    images, labels = batches(1)[0]
+    test = DataLoader(TensorDataset(images, labels), 4)
+    before = torch.get_rng_state()
+    quick()(net, graph, classification(task.train, test))
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def single(**settings: Any) -> tuple[TickTock, Net, Any, Task]:

@@ -58,7 +58,7 @@ class Display:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, highlight=False, markup=False)
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def step(self, phase: str, step: int, num_steps: int) -> None:
         """Called after every step of training."""
@@ -67,8 +67,9 @@ class Display:
     def event(self, event: Event) -> None:
         """A line, and how far the run has come: pruning counts as one half, fine-tuning as the other."""
         self.say(str(event))
-        pruned = min(1.0, (1 - event.share) / max(1e-9, 1 - self.target))
-        tuned = getattr(event, "epoch", 0) / max(1, self.epochs) if type(event).__name__ == "FineTune" else 0.0
+        tuning = type(event).__name__ == "FineTune"
+        pruned = 1.0 if tuning else min(1.0, (1 - event.share) / max(1e-9, 1 - self.target))
+        tuned = getattr(event, "epoch", 0) / max(1, self.epochs) if tuning else 0.0
         share = 1.0 if type(event).__name__ == "Finished" else (pruned + tuned) / (2 if self.epochs else 1)
         self.bars.update(self.whole, completed=share, description=f"{event.share:.1%} of the MACs left")
 

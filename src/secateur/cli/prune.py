@@ -6,7 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,28 @@ from secateur.training.engine import Engine
 
 if TYPE_CHECKING:
     from secateur.ticktock.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(TickTock):
+    """Prune by Tick-Tock: Ticks train the gates and remove a little, Tocks train everything; then fine-tune."""
+
+    def __post_init__(self) -> None:
+        """Checked when the command runs: the parser would wrap an error in words of its own."""
+
+    def checked(self) -> TickTock:
+        return TickTock(**{f.name: getattr(self, f.name) for f in fields(TickTock)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware(Engine):
+    """What makes training fast or fit, and leaves the recipe as it is."""
+
+    def __post_init__(self) -> None:
+        """Checked when the command runs."""
+
+    def checked(self) -> Engine:
+        return Engine(**{f.name: getattr(self, f.name) for f in fields(Engine)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +71,8 @@ class Prune:
     job: str
     """What to prune: digits, or package.module:callable, which returns a secateur.Job (model, example, task)."""
 
-    settings: TickTock
-    engine: Engine = field(default_factory=Engine)
+    settings: Settings
+    engine: Hardware = field(default_factory=Hardware)
     output: Output = field(default_factory=Output)
 
     out: Path = Path("run")
@@ -64,9 +86,10 @@ class Prune:
         return self.output.debug
 
     def run(self) -> str:
+        settings, engine = self.settings.checked(), self.engine.checked()
         if (self.out / "config.json").exists():
             raise InvalidSetting(f"{self.out} holds a run already: secateur resume {self.out}, or name another --out")
-        return start(self.job, self.settings, self.engine, self.output, self.out, self.device)
+        return start(self.job, settings, engine, self.output, self.out, self.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,17 +137,22 @@ def start(name: str, settings: TickTock, engine: Engine, output: Output, out: Pa
     from secateur.training.distributed import join, leave
 
     world = join()
-    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    try:
+        place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    except RuntimeError as error:
+        raise InvalidSetting(f"there is no device {device!r}: use cpu, cuda or cuda:1") from error
     epochs = settings.finetune_epochs
     target = settings.keep_macs or 0.0
     with Display(target, epochs, output.quiet or not world.leads) as display:
+        scalars = Scalars(out / "tensorboard") if output.tensorboard and world.leads else None
         display.say(f"building {name}")
         job = find_job(name).to(place)
         job.prepare(out, display.say)
         graph = analyze(job.model, job.example, progress=None)
         run = Run(settings, job.model, graph, job.task, engine=engine, folder=out, about={"job": name}, say=display.say)
         run.watch = display.step
-        scalars = Scalars(out / "tensorboard") if output.tensorboard and world.leads else None
+        if scalars is not None:
+            scalars.count = len(run.history)
         result = None
         with stopped_by_signals(run):
             for event in run.events():

@@ -51,7 +51,11 @@ class Record:
         state = None
         if self.folder is not None:
             if (self.path / "config.json").exists():
-                self._compare(self.folder.read_config(), mine)
+                try:
+                    self._compare(self.folder.read_config(), mine)
+                except BaseException:
+                    self.folder.close()
+                    raise
                 state = self.folder.load()
             else:
                 self.folder.write_config({**mine, "engine": run.engine.to_dict(), **about})
@@ -61,6 +65,10 @@ class Record:
             restore(run, state)
 
     def _compare(self, config: dict[str, Any], mine: dict[str, Any]) -> None:
+        engine = self.run.engine.to_dict()
+        for name in ("accumulate", "clip_norm", "precision"):
+            if config["engine"].get(name) != engine[name]:
+                raise InvalidSetting(f"{self.path} holds a run with another {name}: go on as it was")
         for name, value in mine.items():
             if config.get(name) != value:
                 other = [key for key in value if config[name].get(key) != value[key]] if name == "settings" else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -136,13 +136,15 @@ class Run:
     def events(self) -> Iterator[Event]:
         """Do the run, one event at a time."""
         phases = {"Start": self._start, "Tick": self._tick, "Tock": self._tock, "FineTune": self._finetune}
-        while self.cursor.phase != "Finished":
-            yield from phases[self.cursor.phase]()
-        started = time.perf_counter()
-        metrics = self._metrics(exact=True)
-        yield self._note(Finished, metrics, started, result=self._result())
-        if self.record is not None:
-            self.record.finish()
+        try:
+            while self.cursor.phase != "Finished":
+                yield from phases[self.cursor.phase]()
+            started = time.perf_counter()
+            metrics = self._metrics(exact=True)
+            yield self._note(Finished, metrics, started, result=self._result())
+        finally:
+            if self.record is not None:
+                self.record.finish()
 
     def _next(self, phase: str) -> None:
         """Go on to another phase."""
@@ -170,12 +172,9 @@ class Run:
             # Scores that watch what layers put out have watched Tocks and evaluations too.
             self.pruner.score.begin(self.gates)
         loss = 0.0
-        for epoch in range(self.cursor.epoch, settings.tick_epochs):
-            generator = torch.Generator().manual_seed(mix(settings.seed, self.cursor.number, epoch))
-            part = draw(self.task.train, settings.tick_data, settings.tick_per_class, generator)
+        for _ in range(self.cursor.epoch, settings.tick_epochs):
             loss = self._epoch(
                 f"Tick {self.cursor.ticks + 1}",
-                part,
                 self.task.loss,
                 lambda step: settings.tick_lr,
                 after_backward=self.pruner.observe,
@@ -219,7 +218,6 @@ class Run:
             started = time.perf_counter()
             loss = self._epoch(
                 f"Tock {number}, epoch {epoch + 1} of {settings.tock_epochs}",
-                self.task.train,
                 self.loss,
                 self._rate(settings.tock_shape, epoch, settings.tock_epochs, settings.tock_lr),
                 after_backward=self._draw_gates_in,
@@ -252,7 +250,6 @@ class Run:
             started = time.perf_counter()
             loss = self._epoch(
                 f"FineTune, epoch {epoch + 1} of {settings.finetune_epochs}",
-                self.task.train,
                 self.loss,
                 self._rate(settings.finetune_shape, epoch, settings.finetune_epochs, settings.finetune_lr),
                 after_update=self.ema.update if self.ema is not None else None,
@@ -275,7 +272,8 @@ class Run:
             return {}
         unfinished = self.cursor.phase == "FineTune" and self.cursor.epoch < self.settings.finetune_epochs
         weights = self.ema.applied() if self.ema is not None and unfinished else nullcontext()
-        with weights, nullcontext() if exact else self.trainer.autocast():
+        random = seeded(self.settings.seed, self.cursor.number, self.cursor.epoch)
+        with random, weights, nullcontext() if exact else self.trainer.autocast():
             return self.world.tell(self.task.metrics(model or self.model) if self.world.leads else {})
 
     def _metrics_in_phase(self, last: bool) -> dict[str, float]:
@@ -285,7 +283,6 @@ class Run:
     def _epoch(
         self,
         where: str,
-        batches: Any,
         loss: Callable[[nn.Module, Any], Tensor],
         rate: Callable[[int], float],
         after_backward: Callable[[], None] | None = None,
@@ -312,8 +309,7 @@ class Run:
                 seeded(self.settings.seed, self.cursor.number, self.cursor.epoch),
                 folded.in_use() if folded is not None else nullcontext(),
             ):
-                mine = shard(batches, self.world.rank, self.world.size)
-                mean = self.trainer.epoch(mine, work, self.position, self._after_step)
+                mean = self.trainer.epoch(self._batches(), work, self.position, self._after_step)
             if not _is_finite(self.model):
                 raise NonFiniteLoss(self.num_batches - 1)
         except NonFiniteLoss as error:
@@ -326,6 +322,18 @@ class Run:
         self.position = Position()
         self._keep_state()
         return mean
+
+    def _batches(self) -> Iterable[Any]:
+        """This process's part of the data of the present epoch; a Tick may see some of it only."""
+        settings, source = self.settings, self.task.train
+        seed = mix(settings.seed, self.cursor.number, self.cursor.epoch)
+        own = getattr(source, "generator", None)
+        if isinstance(own, torch.Generator):
+            own.manual_seed(seed)
+        if self.cursor.phase == "Tick":
+            generator = torch.Generator().manual_seed(seed)
+            source = draw(source, settings.tick_data, settings.tick_per_class, generator)
+        return shard(source, self.world.rank, self.world.size)
 
     def _folded(self) -> Folded | None:
         """On a GPU, where every kernel counts, the norms' gates are folded in together."""

@@ -45,9 +45,13 @@ def distilled(loss: Loss, teacher: nn.Module, weight: float, temperature: float)
 
 def softened(scores: Tensor, target: Tensor, temperature: float) -> Tensor:
     """T^2 * KL, averaged over images and places."""
-    log_probabilities = F.log_softmax(scores.float() / temperature, 1)
-    wanted = F.log_softmax(target.float() / temperature, 1)
+    log_probabilities = F.log_softmax(_wide(scores) / temperature, 1)
+    wanted = F.log_softmax(_wide(target) / temperature, 1)
     return temperature**2 * (wanted.exp() * (wanted - log_probabilities)).sum(1).mean()
+
+
+def _wide(scores: Tensor) -> Tensor:
+    return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
 
 
 def _scores(output: Any) -> Tensor:

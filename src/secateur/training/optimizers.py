@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from secateur.errors import unknown_name
+from secateur.errors import InvalidSetting, unknown_name
 
+UNFIT = ("Optimizer", "LBFGS", "SparseAdam", "Muon")
 KNOWN = {
     name.lower(): kind
     for name, kind in vars(torch.optim).items()
-    if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+    if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and name not in UNFIT
 }
 
 
@@ -25,6 +26,8 @@ def make_optimizer(
 
     On CUDA the learning rate is a tensor there, so that a captured step can change it.
     """
+    if name.lower() in (unfit.lower() for unfit in UNFIT):
+        raise InvalidSetting(f"{name} does not fit: it wants a closure, sparse gradients, or matrices only")
     if name.lower() not in KNOWN:
         raise unknown_name("optimizer", name, sorted(KNOWN))
     kind: Any = KNOWN[name.lower()]
