@@ -27,11 +27,11 @@ class Engine:
     """Scale gradients down to this norm where they are larger."""
 
     graphs: bool = True
-    """Capture steps as CUDA graphs where that is possible."""
+    """Whole steps are captured as CUDA graphs where that is possible; --no-graphs: never."""
 
     tune: bool = True
-    """Let cuDNN try its algorithms and take the fastest: costs a few seconds for each new shape, and results differ in
-    rounding from one process to the next."""
+    """cuDNN tries its algorithms and takes the fastest, which costs a few seconds for each new shape, and makes results
+    differ in rounding from one process to the next; --no-tune: it does not."""
 
     compile: bool = False
     """Compile the model with torch.compile for Tocks and fine-tuning; takes a minute, worth it for long runs."""
