@@ -259,3 +259,19 @@ def test_weights_that_overflow_without_a_bad_loss_are_noticed() -> None:
     steps = quick(finetune_epochs=1, finetune_lr=(1e307, 1e307), keep_macs=1.0, weight_decay=0.0)
     with pytest.raises(Diverged, match="FineTune, epoch 1"):
         steps(net, graph, Task(batches(1), lambda model, batch: 1e9 * task.loss(model, batch)))
+
+
+def test_what_was_captured_is_forgotten_whoever_cuts() -> None:
+    # A learnt shift behind its gate makes the pruner cut although the run only masks.
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.PReLU(8), nn.Flatten(), nn.Linear(128, CLASSES)
+    ).double()
+    graph = secateur.analyze(net, batches()[0][0])
+    run = Run(quick(cut="end", ticks_per_tock=0), net, graph, secateur.classification(batches()))
+    forgotten: list[int] = []
+    forget = run.trainer.forget
+    run.trainer.forget = lambda: (forgotten.append(run.model[0].out_channels), forget())[0]
+    widths = [run.model[0].out_channels for event in run.events() if isinstance(event, Tick)]
+    assert len(widths) > 2
+    assert list(dict.fromkeys(forgotten)) == widths  # fine-tuning begins anew in any case

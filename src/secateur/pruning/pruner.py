@@ -93,28 +93,27 @@ class Pruner:
         """Which channels have not been removed."""
         self.agree: Callable[[Tensor], Tensor] = lambda scores: scores
         """With many processes: makes them take the same decision."""
-        self._begin()
-
-    def _begin(self) -> None:
         self.score.begin(self.gates)
-        self.observed = 0
-        """How many backward passes the score has seen since the last removal."""
 
     def observe(self) -> None:
         """Note the gradients: once per optimizer step, after `backward` and `scaler.unscale_`, before clipping."""
         if all(phi.grad is None for phi in self.gates.phis):
             raise InvalidSetting("no gate has a gradient: call observe() after loss.backward(), before zero_grad()")
         self.score.observe()
-        self.observed += 1
 
     def add_l1_(self, strength: float) -> None:
         """Add the subgradient of `strength * sum |phi|` to the gradients; after `observe`, before the step."""
         self.gates.add_l1_(strength)
 
     @property
+    def observed(self) -> int:
+        """How many backward passes the score has seen since the last removal, where it counts them."""
+        return int(self.score.seen) if isinstance(self.score, Taylor) else 0
+
+    @property
     def skipped(self) -> int:
         """How many passes since the last removal had a gradient that was not finite and were left out."""
-        return int(self.score.skipped) if isinstance(self.score, Taylor) and self.observed else 0
+        return int(self.score.skipped) if isinstance(self.score, Taylor) else 0
 
     @property
     def cost(self) -> Cost:
@@ -158,27 +157,18 @@ class Pruner:
             self._check_optimizer(optimizer)
         if budget is not None:
             check_reachable(self.graph, budget, self.floors)
-        if isinstance(self.score, Taylor) and not self.observed:
+        observed = self.observed
+        if isinstance(self.score, Taylor) and not observed:
             raise InvalidSetting("the score has seen no gradient: call observe() after loss.backward()")
-        if self.observed and self.skipped == self.observed:
-            raise InvalidSetting(f"none of the {self.observed} gradients that the score has seen was finite")
+        if observed and self.skipped == observed:
+            raise InvalidSetting(f"none of the {observed} gradients that the score has seen was finite")
         worth = ranked(self.graph, self.kept, self.agree(self.score.end()), self.rank)
         quota = None
         if fraction is not None:
             gated = filters_per_channel(self.graph)[self.kept & self.gates.removable]
             quota = max(1, round(fraction * int(gated.sum())))
-        before, after = (
-            self.kept,
-            select(
-                self.graph,
-                self.kept,
-                worth,
-                self.floors,
-                multiple_of=self.limits.multiple_of,
-                quota=quota,
-                budget=budget,
-            ),
-        )
+        before, multiple_of = self.kept, self.limits.multiple_of
+        after = select(self.graph, before, worth, self.floors, multiple_of=multiple_of, quota=quota, budget=budget)
         removed = removed_by_group(self.graph, before, after)
         loose = [name for name in removed if self.gates.loose(self.graph.group(name))]
         if loose and not cut and optimizer is None:
@@ -189,7 +179,7 @@ class Pruner:
         self.gates.mask_(after)
         if cut or loose:
             self.cut_(optimizer)
-        self._begin()
+        self.score.begin(self.gates)
         gone = before & ~self.kept
         return Removal(
             removed=removed,
@@ -206,7 +196,7 @@ class Pruner:
         present = self.widened(multiple_of) if multiple_of > 1 else self.kept
         if bool((self.gates.present.kept & ~present).any()):
             self.gates.cut_(present, optimizer)
-            self._begin()
+            self.score.begin(self.gates)
 
     def widened(self, multiple: int) -> Tensor:
         """What is kept, and beside it as many masked channels as make every group's width a multiple."""

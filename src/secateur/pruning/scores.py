@@ -83,18 +83,18 @@ class Taylor(Score):
 
     def __init__(self) -> None:
         self.total = torch.zeros(0)
-        self.skipped = torch.zeros((), dtype=torch.long)
+        self.seen, self.skipped = (torch.zeros((), dtype=torch.long) for _ in range(2))
 
     def begin(self, gates: Gates) -> None:
         super().begin(gates)
         size, phi = gates.index.numel(), gates.phis[0]
         if self.total.shape == (size,) and self.total.device == phi.device and self.total.dtype == phi.dtype:
             # The same tensors: a captured step writes to them.
-            self.total.zero_()
-            self.skipped.zero_()
+            for tensor in self.state().values():
+                tensor.zero_()
         else:
             self.total = torch.zeros(size, dtype=phi.dtype, device=phi.device)
-            self.skipped = torch.zeros((), dtype=torch.long, device=phi.device)
+            self.seen, self.skipped = (torch.zeros((), dtype=torch.long, device=phi.device) for _ in range(2))
 
     @torch.no_grad()
     def observe(self) -> None:
@@ -105,12 +105,13 @@ class Taylor(Score):
         change = torch.cat(products).abs()
         finite = change.isfinite().all()
         if self.total.device != change.device:
-            self.total, self.skipped = self.total.to(change.device), self.skipped.to(change.device)
+            self.total, self.seen, self.skipped = (t.to(change.device) for t in self.state().values())
         self.total += torch.where(finite, change, 0)
+        self.seen += 1
         self.skipped += ~finite
 
     def state(self) -> dict[str, Tensor]:
-        return {"total": self.total, "skipped": self.skipped}
+        return {"total": self.total, "seen": self.seen, "skipped": self.skipped}
 
     def end(self) -> Tensor:
         return self.gates.per_channel(self.total).double().cpu()

@@ -109,7 +109,6 @@ def state_of(run: Run) -> dict[str, Any]:
         "optimizer": {names[id(p)]: dict(state) for p, state in run.optimizer.state.items()},
         "scaler": run.trainer.scaler.state_dict(),
         "score": run.pruner.score.state() if run.cursor.phase in ("Tick", "Tock") else {},
-        "observed": run.pruner.observed,
         "ema": run.ema.average if run.ema is not None else None,
     }
 
@@ -139,7 +138,6 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.trainer.scaler.load_state_dict(state["scaler"])
     for name, value in state["score"].items():
         run.pruner.score.state()[name].copy_(value)
-    run.pruner.observed = state["observed"]
     if run.ema is not None and state["ema"] is not None:
         for own, value in zip(run.ema.average, state["ema"], strict=True):
             own.copy_(value)

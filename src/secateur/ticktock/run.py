@@ -91,6 +91,8 @@ class Run:
         self.history: list[Event] = []
         self.ema: Ema | None = None
         self.folded: Folded | None = None
+        self.shapes = self.gates.present
+        """What was left of the tensors when steps were last captured."""
         self.stopping: int | None = None
         """The signal that has asked for an end."""
         self.num_steps = 0
@@ -180,7 +182,6 @@ class Run:
                 after_backward=self.pruner.observe,
             )
         self.cursor.ticks += 1
-        self.pruner.observed = max(1, self.pruner.observed)
         skipped = self.pruner.skipped
         removal = self.pruner.prune(
             settings.tick_removes,
@@ -188,10 +189,8 @@ class Run:
             keep_params=settings.keep_params,
             keep_filters=settings.keep_filters,
             optimizer=self.optimizer,
-            cut=False,
+            cut=self.cut_at_once,
         )
-        if self.cut_at_once:
-            self._cut()
         self._keep_state()
         metrics = self._metrics() if settings.evaluate == "always" else {}
         yield self._note(
@@ -200,17 +199,12 @@ class Run:
         due = settings.ticks_per_tock and self.cursor.ticks % settings.ticks_per_tock == 0
         self._next("FineTune" if self._met() else "Tock" if due else "Tick")
 
-    def _cut(self, multiple_of: int = 1) -> None:
-        self.pruner.cut_(self.optimizer, multiple_of)
-        self.trainer.forget()
-        self.folded = None
-
     def _tock(self) -> Iterator[Event]:
         settings = self.settings
         if settings.cut == "auto" and not self.cut_at_once and not self.cursor.epoch and not self.position.step:
             count_macs = self.pruner.graph.count_macs
             if count_macs(self.pruner.widened(ALIGNED)) <= WORTH_CUTTING * count_macs(self.gates.present.kept):
-                self._cut(ALIGNED)
+                self.pruner.cut_(self.optimizer, ALIGNED)
                 self._keep_state()
         self._only_train(self.in_tock)
         number = self.cursor.tocks + 1
@@ -289,6 +283,10 @@ class Run:
         after_update: Callable[[], None] | None = None,
     ) -> float:
         """One epoch from the present position, after which the next one is due."""
+        if self.shapes is not self.gates.present:
+            # Cut since the last epoch, here or by the pruner because a mask would not have held.
+            self.shapes, self.folded = self.gates.present, None
+            self.trainer.forget()
         phase = self.cursor.phase
         folded = self._folded() if phase != "FineTune" else None
         work = Work(
