@@ -4,7 +4,7 @@ No block writes a size down: code takes sizes from shapes or leaves them to torc
 right, without the probe.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -368,3 +368,10 @@ BLOCKS = st.builds(
     option=st.integers(0, 23),
 )
 NETWORKS = st.builds(Network, st.lists(BLOCKS, min_size=2, max_size=7), st.integers(0, 4))
+
+
+def every_option(kind: str) -> Iterator[tuple[int, Network]]:
+    """Networks with this block in the middle, one for each of its options."""
+    for option in range(24):
+        blocks = [Block("chain", 8), Block(kind, 8, other=1 + option % 3, option=option), Block("chain", 4)]
+        yield option, Network(blocks, option % 4)

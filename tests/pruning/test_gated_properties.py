@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import seed as fix_seed
 from hypothesis import strategies as st
-from networks import KINDS, NETWORKS, Block, Network, inputs
+from networks import KINDS, NETWORKS, Network, every_option, inputs
 from oracle import TOLERANCE, outputs, randomize_
 from torch import Tensor, nn
 
@@ -104,6 +104,5 @@ def test_four_hundred_networks() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_option(kind: str) -> None:
     """Every block, in the middle of a network, with every option."""
-    for option in range(24):
-        blocks = [Block("chain", 8), Block(kind, 8, other=1 + option % 3, option=option), Block("chain", 4)]
-        check(Network(blocks, option % 4), option, 0.3)
+    for option, network in every_option(kind):
+        check(network, option, 0.3)
