@@ -24,6 +24,7 @@ FLOORS = [
     {"ticktock"},
     {"pruning", "training"},
     {"channels"},
+    {"extras"},
     {"errors"},
 ]
 FORBIDDEN = {

@@ -31,6 +31,10 @@ class InvalidTask(SecateurError, ValueError):
     """The data, the loss or the metrics of a task are not what training needs."""
 
 
+class InvalidData(SecateurError, ValueError):
+    """The files of a dataset are missing, broken, or not what their names say."""
+
+
 class InvalidOptimizer(SecateurError, ValueError):
     """The optimizer does not hold the parameters it should."""
 
@@ -57,6 +61,11 @@ class Interrupted(SecateurError):
     def __init__(self, signal: int, folder: str) -> None:
         super().__init__(f"stopped and saved; go on with: secateur resume {shlex.quote(folder)}")
         self.signal = signal
+
+    def within(self, command: str) -> "Interrupted":
+        """The same when the run was a part of something larger, which is gone on with by giving its command again."""
+        self.args = (f"stopped and saved; go on with: {command}",)
+        return self
 
 
 class UnknownName(SecateurError, KeyError):

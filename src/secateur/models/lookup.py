@@ -6,14 +6,14 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from secateur.errors import InvalidExample, InvalidModel, MissingExtra, UnknownName, unknown_name
-from secateur.models import resnet_cifar, vgg_cifar
+from secateur.extras import import_extra
+from secateur.models import fcn, resnet_cifar, vgg_cifar
 
 BUILT_IN: dict[str, Callable[..., nn.Module]] = {
     "resnet20": resnet_cifar.resnet20,
@@ -22,6 +22,7 @@ BUILT_IN: dict[str, Callable[..., nn.Module]] = {
     "resnet56": resnet_cifar.resnet56,
     "resnet110": resnet_cifar.resnet110,
     "vgg16_m": vgg_cifar.CifarVgg,
+    "fcn32s": fcn.Fcn32s,
 }
 
 
@@ -95,7 +96,7 @@ def _find_built_in(name: str) -> Callable[..., nn.Module]:
 
 
 def _find_in_torchvision(name: str) -> Callable[..., nn.Module]:
-    models = _import_vision("torchvision").models
+    models = import_extra("torchvision", "vision").models
     known = models.list_models()
     if name not in known:
         raise unknown_name("torchvision network", name, known)
@@ -107,22 +108,10 @@ def _find_in_torchvision(name: str) -> Callable[..., nn.Module]:
 
 
 def _find_in_timm(name: str) -> Callable[..., nn.Module]:
-    timm = _import_vision("timm")
+    timm = import_extra("timm", "vision")
     if not timm.is_model(name):
         raise unknown_name("timm network", name, timm.list_models())
     return partial(timm.create_model, name, pretrained=False)
-
-
-def _import_vision(package: str) -> ModuleType:
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        raise MissingExtra(f'{error.name} is not installed; run: pip install "secateur[vision]"') from error
-    except Exception as error:  # compiled for another torch, it fails in ways of its own
-        raise MissingExtra(
-            f"{package} does not import beside torch {torch.__version__} ({error}); install the two"
-            " from the same place, in versions that fit each other"
-        ) from error
 
 
 def find_callable(module_name: str, attribute: str) -> Callable[..., Any]:

@@ -1,5 +1,6 @@
 """ResNets for 32x32 images (He et al. 2015, section 4.2): three stages of 16, 32 and 64 channels."""
 
+import re
 from functools import partial
 from typing import Literal
 
@@ -77,6 +78,10 @@ class CifarResNet(nn.Module):
         self.stage2 = _stage(channels, 2 * channels, num_blocks, shortcut)
         self.stage3 = _stage(2 * channels, 4 * channels, num_blocks, shortcut)
         self.fc = nn.Linear(4 * channels, num_classes)
+        self.initialize_()
+
+    def initialize_(self) -> None:
+        """Draw the filters anew."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -85,6 +90,10 @@ class CifarResNet(nn.Module):
         x = F.relu(self.bn1(self.conv1(x)))
         x = self.stage3(self.stage2(self.stage1(x)))
         return self.fc(x.mean(dim=(2, 3)))
+
+    def adapt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of the Gate Decorator paper's authors, who say layer and linear for stage and fc."""
+        return {re.sub("^layer", "stage", re.sub("^linear", "fc", name)): tensor for name, tensor in state.items()}
 
 
 def _stage(in_channels: int, out_channels: int, num_blocks: int, shortcut: Shortcut) -> nn.Sequential:

@@ -1,0 +1,146 @@
+"""Weights from files."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
+from torch import nn
+
+from secateur.errors import InvalidModel
+from secateur.models.fcn import Fcn32s
+from secateur.models.resnet_cifar import CifarResNet, resnet20
+from secateur.models.vgg_cifar import CifarVgg
+from secateur.models.weights import load_weights_
+
+
+def disturb_(model: nn.Module) -> nn.Module:
+    """Give every tensor values of its own, as training does."""
+    generator = torch.Generator().manual_seed(0)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.is_floating_point():
+            tensor.data += 0.1 * torch.rand(tensor.shape, generator=generator)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "wrap", [dict, lambda s: {"state_dict": s, "epoch": 3}, lambda s: {f"module.{n}": s[n] for n in s}]
+)
+@pytest.mark.parametrize("authors", [False, True])
+def test_resnet_from_any_file_of_torch(tmp_path, wrap, authors):
+    trained = disturb_(resnet20())
+    state = trained.state_dict()
+    if authors:
+        state = {n.replace("stage", "layer").replace("fc.", "linear."): t for n, t in state.items()}
+        assert {"layer2.0.shortcut.0.weight", "linear.bias"} <= set(state)
+    torch.save(wrap(state), tmp_path / "weights.ckp")
+    model = resnet20()
+    load_weights_(model, tmp_path / "weights.ckp")
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(model.eval()(images), trained(images))
+
+
+def test_safetensors(tmp_path):
+    trained = disturb_(resnet20())
+    save_file(trained.state_dict(), tmp_path / "weights.safetensors")
+    model = resnet20()
+    load_weights_(model, tmp_path / "weights.safetensors")
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.state_dict().values(), trained.state_dict().values(), strict=True)
+    )
+
+
+def test_files_without_counts_of_batches(tmp_path):
+    state = {n: t for n, t in resnet20().state_dict().items() if "num_batches" not in n}
+    torch.save(state, tmp_path / "old.pth")
+    load_weights_(resnet20(), tmp_path / "old.pth")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_vgg_from_torchvision_with_batch_norm(tmp_path, training):
+    """The biases that ours does not have change nothing, whether batch norm looks at the batch or at its memory."""
+    theirs = disturb_(torchvision.models.vgg16_bn(num_classes=7))
+    torch.save(theirs.state_dict(), tmp_path / "vgg16_bn.pth")
+    ours = CifarVgg(num_classes=7)
+    head = ours.fc.weight.clone()
+    load_weights_(ours, tmp_path / "vgg16_bn.pth")
+    assert torch.equal(ours.fc.weight, head)
+    images = torch.randn(2, 3, 64, 64)
+    ours.double().train(training), theirs.double().train(training)
+    with torch.no_grad():
+        before_last_pool = theirs.features[:-1](images.double())
+        assert torch.allclose(ours.features(images.double()), before_last_pool, rtol=1e-9, atol=1e-9)
+
+
+def test_fcn_from_torchvision(tmp_path):
+    """On one 7x7 window of features, the convolutions that were linear layers give what those give."""
+    theirs = disturb_(torchvision.models.vgg16(num_classes=5))
+    torch.save(theirs.state_dict(), tmp_path / "vgg16.pth")
+    ours = Fcn32s(num_classes=3).eval()
+    load_weights_(ours, tmp_path / "vgg16.pth")
+    images = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        features = theirs.features(images)
+        hidden = theirs.classifier[:6](features.flatten(1))
+        convolved = ours.fc7(ours.fc6(features).relu()).relu().flatten(1)
+        assert torch.allclose(hidden, convolved, rtol=1e-4, atol=1e-4)
+        inside = ours.features[0](images)[:, :, 99:-99, 99:-99]
+        assert torch.allclose(inside, theirs.features[0](images), rtol=1e-4, atol=1e-4)
+        assert ours.score.weight.abs().max() == 0
+
+
+class Trap:
+    def __reduce__(self):
+        return Path.touch, (Path("sprung"),)
+
+
+def hostile(path: Path) -> None:
+    torch.save({"weight": Trap()}, path)
+
+
+def cut_short(path: Path) -> None:
+    torch.save(resnet20().state_dict(), path)
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+CASES = {
+    "none": (lambda path: None, "there is no file .*weights.pth"),
+    "hostile": (hostile, "weights.pth is not a state dict that can be read safely"),
+    "pickle": (lambda path: path.write_bytes(pickle.dumps(Trap())), "cannot be read|read safely"),
+    "short": (cut_short, "weights.pth (cannot be read|is not a state dict that can be read safely)"),
+    "a list": (lambda path: torch.save([torch.ones(1)], path), "holds no state dict"),
+    "numbers": (lambda path: torch.save({"epoch": 3}, path), "holds no state dict"),
+    "other": (
+        lambda path: torch.save(nn.Linear(1, 1).state_dict(), path),
+        "has no conv1.weight: is it of another network",
+    ),
+    "wider": (
+        lambda path: torch.save(resnet20(width=2).state_dict(), path),
+        "conv1.weight in .* is 32x3x3x3, and CifarResNet wants 16x3x3x3",
+    ),
+    "deeper": (
+        lambda path: torch.save(CifarResNet(26).state_dict(), path),
+        "has stage1.3.bn1.bias, which CifarResNet does not",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_files_that_do_not_fit(tmp_path, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    write, message = CASES[case]
+    write(tmp_path / "weights.pth")
+    model = resnet20()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(InvalidModel, match=message):
+        load_weights_(model, tmp_path / "weights.pth")
+    assert not (tmp_path / "sprung").exists()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_broken_safetensors(tmp_path):
+    (tmp_path / "weights.safetensors").write_bytes(b"\xff" * 40)
+    with pytest.raises(InvalidModel, match="cannot be read"):
+        load_weights_(resnet20(), tmp_path / "weights.safetensors")
