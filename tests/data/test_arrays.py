@@ -1,6 +1,7 @@
 """Datasets in memory."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,44 @@ def test_parts() -> None:
     part = arrays().subset(1.0, 2, torch.Generator().manual_seed(0))
     assert Counter(part.labels.tolist()) == {0: 2, 1: 2, 2: 2}
     assert torch.equal(part.labels, part.images.flatten().long() % 3)
+
+
+def test_examples_held_out_are_tested_on_as_they_are() -> None:
+    options: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.2,) * 3, "channels_last": True}
+    data = pictures(1500, shuffle=True, crop=2, flip=True, augment=torch.neg, last="drop", **options)
+    rest, held = data.hold_out(1100)
+    assert rest == replace(data, images=rest.images, labels=rest.labels)
+    assert held == Arrays(held.images, held.labels, 1000, **options)
+    assert [len(labels) for _, labels in held] == [1000, 100]
+    assert all(map(torch.equal, everything(held), everything(held)))
+    # Each example is in one of the two, beside its label, in the order it had.
+    stored = {image.numpy().tobytes(): place for place, image in enumerate(data.images)}
+    places = [[stored[image.numpy().tobytes()] for image in part.images] for part in (rest, held)]
+    assert sorted(places[0] + places[1]) == list(range(1500))
+    assert all(part == sorted(part) for part in places)
+    assert all(torch.equal(p.labels, data.labels[i]) for p, i in zip((rest, held), places, strict=True))
+
+
+def test_what_is_held_out_is_drawn_by_the_seed_alone() -> None:
+    def held(seed: int) -> list[float]:
+        before = torch.get_rng_state()
+        chosen = pictures().hold_out(50, seed)[1].images[:, 0, 0, 0].tolist()
+        assert torch.equal(torch.get_rng_state(), before)
+        return chosen
+
+    first = held(0)
+    torch.manual_seed(7)
+    assert held(0) == first == pictures().hold_out(50)[1].images[:, 0, 0, 0].tolist()
+    assert held(1) != first
+    # From all over: a quarter of each half.
+    ordered = Arrays(torch.arange(1000.0), torch.arange(1000), 10)
+    assert abs(int((ordered.hold_out(250)[1].labels < 500).sum()) - 125) < 25
+
+
+@pytest.mark.parametrize("count", [-1, 0, 10, 11])
+def test_neither_all_nor_none_can_be_held_out(count: int) -> None:
+    with pytest.raises(InvalidTask, match=f"of 10 examples 1 to 9 can be held out, got {count}"):
+        arrays().hold_out(count)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])

@@ -79,6 +79,23 @@ class Arrays:
             chosen = torch.cat([order[labels == label][:per_class] for label in labels.unique()])
         return replace(self, images=self.images[chosen], labels=self.labels[chosen])
 
+    def hold_out(self, count: int, seed: int = 0) -> tuple[Arrays, Arrays]:
+        """The rest, and `count` examples drawn at random by that seed, in one order and without augmentation."""
+        size = self.labels.shape[0]
+        if not 1 <= count < size:
+            raise InvalidTask(f"of {size} examples 1 to {size - 1} can be held out, got {count}")
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed), device="cpu")
+        held, kept = (part.sort().values.to(self.labels.device) for part in (order[:count], order[count:]))
+        rest = replace(self, images=self.images[kept], labels=self.labels[kept])
+        return rest, Arrays(
+            self.images[held],
+            self.labels[held],
+            batch_size=1000,
+            mean=self.mean,
+            std=self.std,
+            channels_last=self.channels_last,
+        )
+
 
 @dataclass(frozen=True)
 class Shard:

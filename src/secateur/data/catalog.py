@@ -1,0 +1,66 @@
+"""Datasets by name. Each is read when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from secateur.errors import InvalidData, unknown_name
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Where a dataset is read, and what it is made of."""
+
+    summary: str
+    reader: str
+    """`module:function` of this package, which takes a folder (if there is one) and the size of a batch."""
+    input_size: tuple[int, int, int]
+    """Of the images as a network sees them; only an example where they differ."""
+    batch_size: int = 128
+    maps: bool = False
+    """Whether every pixel has a label."""
+    num_classes: int | None = None
+    """None: as many as the labels of the training data tell."""
+    folder: bool = True
+    """Whether it lies in a folder that the user must name."""
+
+    def load(self, folder: str | Path | None, batch_size: int | None = None) -> tuple[Iterable[Any], Iterable[Any]]:
+        """Batches for training, and batches for testing."""
+        module, _, function = self.reader.partition(":")
+        read = getattr(import_module(f"secateur.data.{module}"), function)
+        if not self.folder:
+            return read(batch_size or self.batch_size)
+        if folder is None:
+            raise InvalidData(f"{self.summary} is read from a folder: name it with --data")
+        return read(Path(folder), batch_size or self.batch_size)
+
+
+DATASETS = {
+    "digits": Dataset("scikit-learn's digits", "digits:digits", (1, 8, 8), batch_size=64, num_classes=10, folder=False),
+    "fashion_mnist": Dataset("Fashion-MNIST", "idx:fashion_mnist", (1, 28, 28), num_classes=10),
+    "cifar10": Dataset("CIFAR-10", "cifar:cifar10", (3, 32, 32), num_classes=10),
+    "cifar100": Dataset("CIFAR-100", "cifar:cifar100", (3, 32, 32), num_classes=100),
+    "tiny_imagenet": Dataset("Tiny-ImageNet", "folders:tiny_imagenet", (3, 64, 64)),
+    "imagenet": Dataset("ImageNet (ILSVRC-2012)", "folders:imagenet", (3, 224, 224), batch_size=256),
+    "cub200": Dataset("CUB-200-2011", "cub:cub200", (3, 224, 224), batch_size=64),
+    "pets": Dataset("Oxford-IIIT Pets", "pets:pets", (3, 224, 224), batch_size=64),
+    "pets_segmentation": Dataset(
+        "trimaps of Oxford-IIIT Pets", "pets:pets_segmentation", (3, 128, 128), batch_size=16, maps=True, num_classes=3
+    ),
+    "camvid": Dataset("CamVid", "camvid:camvid", (3, 360, 480), batch_size=4, maps=True, num_classes=11),
+    "voc2011_sbd": Dataset(
+        "PASCAL VOC 2011 with SBD", "voc:voc2011_sbd", (3, 384, 512), batch_size=1, maps=True, num_classes=21
+    ),
+    "class_folders": Dataset("your own images in a folder per class", "folders:class_folders", (3, 224, 224), 64),
+}
+
+
+def find_dataset(name: str) -> Dataset:
+    """The dataset of that name."""
+    if name not in DATASETS:
+        raise unknown_name("dataset", name, list(DATASETS))
+    return DATASETS[name]

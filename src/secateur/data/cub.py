@@ -1,0 +1,94 @@
+"""CUB-200-2011: 11,788 photographs of birds of 200 species."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from secateur.data.files import Layout
+from secateur.data.images import Images, for_testing, for_training, loaders
+from secateur.data.lists import named_files, read_table
+
+CUB200 = Layout(
+    "CUB-200-2011",
+    """\
+CUB_200_2011/
+  classes.txt               lines of: 1 001.Black_footed_Albatross
+  images.txt                lines of: 1 001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg
+  image_class_labels.txt    lines of: 1 1 (image, class)
+  train_test_split.txt      lines of: 1 0 (image, whether it is for training)
+  bounding_boxes.txt        lines of: 1 60.0 27.0 325.0 304.0 (image, left, top, width, height)
+  images/
+    001.Black_footed_Albatross/
+      Black_Footed_Albatross_0046_18.jpg""",
+    "CUB_200_2011.tgz",
+)
+
+
+def cub200(folder: str | Path, batch_size: int = 64, boxes: bool = False) -> tuple[DataLoader, DataLoader]:
+    """5,994 images for training and 5,794 for testing; with `boxes` only what lies in the box around the bird.
+
+    Images are resized to 256x256, and cropped to 224x224: at random, mirrored or not, or in the middle.
+    """
+    folder = CUB200.find(Path(folder), "CUB_200_2011/images.txt", "images.txt").parent
+    classes = read_table(folder / "classes.txt", CUB200, number=int, name=str)
+    names = {i: name for i, (name,) in _by_image(folder / "images.txt", name=str).items()}
+    labels = _numbers(folder / "image_class_labels.txt", names, range(1, len(classes) + 1))
+    chosen = _numbers(folder / "train_test_split.txt", names, range(2))
+    places = _boxes(folder / "bounding_boxes.txt", names) if boxes else None
+    paths = named_files(folder / "images", list(names.values()), folder / "images.txt", CUB200)
+
+    def part(in_training: int, transform: Callable[[Any], Any]) -> Images:
+        images = [(i, path) for i, path in zip(names, paths, strict=True) if chosen[i] == in_training]
+        if not images:
+            raise CUB200.broken(folder / "train_test_split.txt", f"no image is marked with {in_training}")
+        return Images(
+            [path for _, path in images],
+            [labels[i] - 1 for i, _ in images],
+            transform,
+            CUB200,
+            [places[i] for i, _ in images] if places is not None else None,
+        )
+
+    return loaders(part(1, for_training()), part(0, for_testing()), batch_size)
+
+
+def _by_image(path: Path, **columns: Callable[[str], Any]) -> dict[int, tuple[Any, ...]]:
+    """The rest of each line by the number of the image, which comes first."""
+    rows = read_table(path, CUB200, image=int, **columns)
+    found = {row[0]: row[1:] for row in rows}
+    if len(found) < len(rows):
+        raise CUB200.broken(path, "it has two lines for one image")
+    return found
+
+
+def _of_images(path: Path, names: dict[int, str], **columns: Callable[[str], Any]) -> dict[int, tuple[Any, ...]]:
+    """A list that must be about the images of images.txt, all of them and no others."""
+    rows = _by_image(path, **columns)
+    if rows.keys() != names.keys():
+        odd = min(rows.keys() ^ names.keys())
+        raise CUB200.broken(path, f"image {odd} is in it or in images.txt, but not in both")
+    return rows
+
+
+def _numbers(path: Path, names: dict[int, str], allowed: range) -> dict[int, int]:
+    numbers = {image: number for image, (number,) in _of_images(path, names, number=int).items()}
+    for image, number in numbers.items():
+        if number not in allowed:
+            raise CUB200.broken(path, f"image {image} has {number}, wanted {allowed[0]} to {allowed[-1]}")
+    return numbers
+
+
+def _boxes(path: Path, names: dict[int, str]) -> dict[int, tuple[float, float, float, float]]:
+    boxes = {}
+    for image, box in _of_images(path, names, left=float, top=float, width=float, height=float).items():
+        left, top, width, height = box
+        # Not a number is in no interval.
+        if not (-inf < left < inf and -inf < top < inf and 0 < width < inf and 0 < height < inf):
+            raise CUB200.broken(path, f"the box of image {image} has no inside: {box}")
+        boxes[image] = (left, top, width, height)
+    return boxes

@@ -1,0 +1,168 @@
+"""Images in a folder per class: a user's own, ImageNet, and Tiny-ImageNet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from torch.utils.data import DataLoader
+
+from secateur.data.files import Layout
+from secateur.data.images import Images, for_testing, for_training, loaders, reading
+from secateur.data.lists import check_name, images_in, named_files, read_table, subfolders
+from secateur.data.matlab import read_mat
+
+CLASS_FOLDERS = Layout(
+    "class folders",
+    """\
+train/
+  cat/        a folder for each class, of any name
+    1.jpg     and other images: .jpeg .png .bmp .webp .ppm .gif .tif .tiff
+  dog/
+val/          or test/; the same classes, or some of them
+  cat/
+  dog/""",
+    "your own images",
+)
+
+IMAGENET = Layout(
+    "ImageNet",
+    """\
+train/
+  n01440764/                                    a folder for each class
+    n01440764_10026.JPEG
+val/
+  n01440764/                                    the same classes,
+    ILSVRC2012_val_00000293.JPEG
+  ILSVRC2012_val_00000001.JPEG                  or all in one folder, and then also
+ILSVRC2012_devkit_t12/data/
+  ILSVRC2012_validation_ground_truth.txt        the number of the class of each
+  meta.mat                                      the name of the class of each number""",
+    "ILSVRC2012_img_train.tar and the archives in it, ILSVRC2012_img_val.tar, ILSVRC2012_devkit_t12.tar.gz",
+)
+
+TINY_IMAGENET = Layout(
+    "Tiny-ImageNet",
+    """\
+tiny-imagenet-200/
+  wnids.txt                       a class on each line: n02124075
+  train/
+    n02124075/
+      images/
+        n02124075_0.JPEG
+  val/
+    val_annotations.txt           lines of: val_0.JPEG n02124075 0 32 44 62
+    images/
+      val_0.JPEG""",
+    "tiny-imagenet-200.zip",
+)
+
+
+def class_folders(folder: str | Path, batch_size: int = 64, size: int = 224) -> tuple[DataLoader, DataLoader]:
+    """A user's own images; classes are numbered in the order of their names."""
+    folder, resized = Path(folder), round(size * 256 / 224)
+    classes = _classes(folder / "train", CLASS_FOLDERS)
+    train = _labelled(((folder / "train" / name, i) for i, name in enumerate(classes)), CLASS_FOLDERS)
+    test = _test_folders(CLASS_FOLDERS.find(folder, "val", "test"), classes, CLASS_FOLDERS)
+    return loaders(
+        Images(*train, for_training(size, resized), CLASS_FOLDERS),
+        Images(*test, for_testing(size, resized), CLASS_FOLDERS),
+        batch_size,
+    )
+
+
+def imagenet(folder: str | Path, batch_size: int = 256) -> tuple[DataLoader, DataLoader]:
+    """The 1.28 million training images and the 50,000 of validation; classes are numbered in the order of their names.
+
+    Images are resized to 256x256, and cropped to 224x224: at random, mirrored or not, or in the middle.
+    """
+    folder = Path(folder)
+    classes = _classes(folder / "train", IMAGENET)
+    train = _labelled(((folder / "train" / name, i) for i, name in enumerate(classes)), IMAGENET)
+    if subfolders(folder / "val", IMAGENET):
+        test = _test_folders(folder / "val", classes, IMAGENET)
+    else:
+        test = _flat_validation(folder, classes)
+    return loaders(Images(*train, for_training(), IMAGENET), Images(*test, for_testing(), IMAGENET), batch_size)
+
+
+def tiny_imagenet(folder: str | Path, batch_size: int = 128) -> tuple[DataLoader, DataLoader]:
+    """100,000 images for training and 10,000 for testing; classes are numbered in the order of their names.
+
+    They keep their 64x64 pixels; in training each is moved by up to 4 of them, and mirrored or not.
+    """
+    names = TINY_IMAGENET.find(Path(folder), "tiny-imagenet-200/wnids.txt", "wnids.txt")
+    classes = sorted(name for (name,) in read_table(names, TINY_IMAGENET, wnid=str))
+    for name in classes:
+        check_name(name, names, TINY_IMAGENET)
+    folder = names.parent
+    train = _labelled(((folder / "train" / name / "images", i) for i, name in enumerate(classes)), TINY_IMAGENET)
+    test = _annotated(folder / "val", classes)
+    return loaders(
+        Images(*train, for_training(64, 64, padding=4), TINY_IMAGENET),
+        Images(*test, for_testing(64, 64), TINY_IMAGENET),
+        batch_size,
+    )
+
+
+def _classes(folder: Path, layout: Layout) -> list[str]:
+    classes = subfolders(folder, layout)
+    if not classes:
+        raise layout.broken(folder, "it holds no folders of classes")
+    return classes
+
+
+def _labelled(folders: Iterable[tuple[Path, int]], layout: Layout) -> tuple[list[str], list[int]]:
+    """The images in these folders, and the number of the class of each."""
+    paths: list[str] = []
+    targets: list[int] = []
+    for folder, number in folders:
+        images = images_in(folder, layout)
+        paths += images
+        targets += [number] * len(images)
+    return paths, targets
+
+
+def _test_folders(folder: Path, classes: list[str], layout: Layout) -> tuple[list[str], list[int]]:
+    numbers = {name: i for i, name in enumerate(classes)}
+    names = _classes(folder, layout)
+    for name in names:
+        if name not in numbers:
+            raise layout.broken(folder / name, f"train has no class {name!r}")
+    return _labelled(((folder / name, numbers[name]) for name in names), layout)
+
+
+def _flat_validation(folder: Path, classes: list[str]) -> tuple[list[str], list[int]]:
+    """ImageNet's validation images in one folder; the development kit tells their classes."""
+    data = folder / "ILSVRC2012_devkit_t12" / "data"
+    source = data / "ILSVRC2012_validation_ground_truth.txt"
+    truth = [number for (number,) in read_table(source, IMAGENET, number=int)]
+    images = images_in(folder / "val", IMAGENET)
+    if len(images) != len(truth):
+        raise IMAGENET.broken(source, f"it has {len(truth)} lines for {len(images)} images")
+    names = [f"ILSVRC2012_val_{i:08d}.JPEG" for i in range(1, len(truth) + 1)]
+    paths = named_files(folder / "val", names, source, IMAGENET)
+    places = {name: i for i, name in enumerate(classes)}
+    numbers = {number: places[name] for number, name in _class_names(data / "meta.mat").items() if name in places}
+    for number in truth:
+        if number not in numbers:
+            raise IMAGENET.broken(source, f"{number} is the number of no class that is in both meta.mat and train")
+    return paths, [numbers[number] for number in truth]
+
+
+def _class_names(path: Path) -> dict[int, str]:
+    """The name of each class by its number in the development kit; among them what several have in common."""
+    with reading(str(path), IMAGENET):
+        return {int(synset["ILSVRC2012_ID"]): synset["WNID"] for synset in read_mat(path, "synsets")}
+
+
+def _annotated(folder: Path, classes: list[str]) -> tuple[list[str], list[int]]:
+    """Tiny-ImageNet's test images, whose classes stand in a list, with boxes that are of no use here."""
+    source = folder / "val_annotations.txt"
+    rows = read_table(source, TINY_IMAGENET, file=str, wnid=str, left=int, top=int, right=int, bottom=int)
+    numbers = {name: i for i, name in enumerate(classes)}
+    for _, name, *_ in rows:
+        if name not in numbers:
+            raise TINY_IMAGENET.broken(source, f"{name!r} is not in wnids.txt")
+    paths = named_files(folder / "images", [file for file, *_ in rows], source, TINY_IMAGENET)
+    return paths, [numbers[name] for _, name, *_ in rows]

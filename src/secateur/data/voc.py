@@ -1,0 +1,70 @@
+"""PASCAL VOC 2011's segmentation, extended by the Semantic Boundaries Dataset (SBD): 20 classes and background."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from secateur.data.files import Layout
+from secateur.data.images import VOID, Maps, compose, loaders, read_map
+from secateur.data.lists import named_files, names_in, read_table
+from secateur.data.matlab import read_mat
+from secateur.errors import InvalidSetting
+
+VOC2011_SBD = Layout(
+    "VOC 2011 with SBD",
+    """\
+benchmark_RELEASE/dataset/
+  train.txt                 a name on each line: 2008_000002
+  val.txt
+  img/
+    2008_000002.jpg
+  cls/
+    2008_000002.mat
+VOCdevkit/VOC2011/          or TrainVal/VOCdevkit/VOC2011/, or left out
+  SegmentationClass/        finer label maps, taken where there is one
+    2007_000032.png""",
+    "SBD's benchmark.tgz and VOCtrainval_25-May-2011.tar",
+)
+SBD = "benchmark_RELEASE/dataset"
+FINER = "VOCdevkit/VOC2011/SegmentationClass"
+
+
+def voc2011_sbd(folder: str | Path, batch_size: int = 1) -> tuple[DataLoader, DataLoader]:
+    """SBD's 8,498 images for training and 2,857 for testing, as they are; labels 0 to 20, and 255 for void."""
+    if batch_size != 1:
+        raise InvalidSetting(
+            f"the images of VOC differ in size, so that a batch holds 1 of them, got batch_size={batch_size}"
+        )
+    return loaders(_part(Path(folder), "train.txt"), _part(Path(folder), "val.txt"), batch_size)
+
+
+def _part(folder: Path, names_file: str) -> Maps:
+    source = folder / SBD / names_file
+    names = [name for (name,) in read_table(source, VOC2011_SBD, name=str)]
+    images = named_files(folder / SBD / "img", [f"{name}.jpg" for name in names], source, VOC2011_SBD)
+    finer = next((place for place in (FINER, f"TrainVal/{FINER}") if (folder / place).is_dir()), None)
+    fine = set(names_in(folder / finer)) if finer is not None else set()
+    maps = [f"{finer}/{name}.png" if f"{name}.png" in fine else f"{SBD}/cls/{name}.mat" for name in names]
+    return Maps(
+        images,
+        named_files(folder, maps, source, VOC2011_SBD),
+        {value: value for value in (*range(21), VOID)},
+        compose(),
+        VOC2011_SBD,
+        _read,
+    )
+
+
+def _read(path: str) -> Tensor:
+    """A label map of VOC's or of SBD's."""
+    if path.endswith(".png"):
+        return read_map(path)
+    truth = read_mat(path, "GTcls")
+    values = truth[0].get("Segmentation") if isinstance(truth, list) and truth else None
+    if not isinstance(values, Tensor) or values.dtype != torch.uint8:
+        raise ValueError("its variable GTcls has no field Segmentation of bytes")
+    return values

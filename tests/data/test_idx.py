@@ -1,0 +1,165 @@
+"""Fashion-MNIST from small files in the format of the real ones."""
+
+import gzip
+import struct
+import tracemalloc
+from pathlib import Path
+
+import miniature
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secateur.data.idx import fashion_mnist
+from secateur.errors import InvalidData
+
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+NAMES = [IMAGES, LABELS, "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("below", ["", "FashionMNIST/raw"])
+def test_what_was_written_is_read(compressed: bool, below: str, tmp_path: Path) -> None:
+    written = miniature.write_fashion_mnist(tmp_path / below, 70, 30, compressed, seed=3)
+    for arrays, (images, labels) in zip(fashion_mnist(str(tmp_path)), written, strict=True):
+        assert arrays.images.dtype == torch.uint8
+        assert arrays.images.shape == (len(labels), 1, 28, 28)
+        assert torch.equal(arrays.images, images)
+        assert arrays.labels.dtype == torch.long
+        assert torch.equal(arrays.labels, labels)
+
+
+def test_batches(tmp_path: Path) -> None:
+    _, (images, labels) = miniature.write_fashion_mnist(tmp_path)
+    train, test = fashion_mnist(tmp_path, batch_size=30)
+    assert (train.shuffle, train.crop, train.flip, train.batch_size) == (True, 2, True, 30)
+    assert fashion_mnist(tmp_path)[0].batch_size == 128
+    assert (train.mean, train.std) == (test.mean, test.std)
+    ((batch, batch_labels),) = test
+    assert torch.allclose(batch, (images / 255 - 0.2860) / 0.3530, atol=1e-6)
+    assert torch.equal(batch_labels, labels)
+
+
+def test_classes_can_be_told_apart(tmp_path: Path) -> None:
+    """What `miniature` promises to those who train on it."""
+    miniature.write_fashion_mnist(tmp_path)
+    train, test = ((arrays.images.float().mean(3).flatten(1), arrays.labels) for arrays in fashion_mnist(tmp_path))
+    means = torch.stack([train[0][train[1] == label].mean(0) for label in range(10)])
+    assert (torch.cdist(test[0], means).argmin(1) == test[1]).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_that_are_missing(name: str, tmp_path: Path) -> None:
+    miniature.write_fashion_mnist(tmp_path)
+    path = tmp_path / name
+    path.unlink()
+    with pytest.raises(InvalidData, match=f"Fashion-MNIST: there is no {path}; the folder of Fashion-MNIST") as caught:
+        fashion_mnist(tmp_path)
+    assert all(name in str(caught.value) for name in NAMES)
+    path.mkdir()
+    with pytest.raises(InvalidData, match=f"there is no {path};"):
+        fashion_mnist(tmp_path)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_files_cut_short(compressed: bool, name: str, tmp_path: Path) -> None:
+    miniature.write_fashion_mnist(tmp_path, 3, 3, compressed)
+    path = tmp_path / (f"{name}.gz" if compressed else name)
+    whole = path.read_bytes()
+    for size in {*range(min(40, len(whole))), *range(40, len(whole), 50), len(whole) - 1}:
+        path.write_bytes(whole[:size])
+        with pytest.raises(InvalidData, match=f"{path} is broken: "):
+            fashion_mnist(tmp_path)
+    path.write_bytes(whole + b"\1")
+    with pytest.raises(InvalidData, match=f"{path} is broken: "):
+        fashion_mnist(tmp_path)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("name", [IMAGES, LABELS])
+def test_changed_files_are_read_or_refused(compressed: bool, name: str, tmp_path: Path) -> None:
+    written = miniature.write_fashion_mnist(tmp_path, 3, 3, compressed)
+    path = tmp_path / (f"{name}.gz" if compressed else name)
+    whole = path.read_bytes()
+
+    @settings(deadline=None, max_examples=60)
+    @given(st.integers(0, min(len(whole), 100) - 1) | st.integers(0, len(whole) - 1), st.integers(0, 7))
+    def change(position: int, bit: int) -> None:
+        data = bytearray(whole)
+        data[position] ^= 1 << bit
+        path.write_bytes(data)
+        try:
+            train, _ = fashion_mnist(tmp_path)
+        except InvalidData as error:
+            assert str(path) in str(error)  # noqa: PT017
+            return
+        # A checksum keeps what is compressed; of plain bytes, one has changed.
+        changed = int((train.images != written[0][0]).sum() + (train.labels != written[0][1]).sum())
+        assert changed == (0 if compressed else 1)
+        assert int(train.labels.max()) < 10
+
+    change()
+
+
+def header(*sizes: int, magic: tuple[int, int, int] = (0, 0, 8)) -> bytes:
+    return struct.pack(f">4B{len(sizes)}I", *magic, len(sizes), *sizes)
+
+
+BROKEN = [
+    (IMAGES, b"", "it begins with , and 00 00 08 03 is wanted"),
+    (IMAGES, b"\0\0\x08", "it begins with 00 00 08, and"),
+    (IMAGES, header(2, 28, 28)[:-1], "it ends in the middle of its header"),
+    (IMAGES, header(2, 784) + b"\0" * 1568, "it begins with 00 00 08 02, and 00 00 08 03 is wanted"),
+    (IMAGES, header(2, 28, 28, magic=(0, 0, 9)) + b"\0" * 1568, "it begins with 00 00 09 03"),
+    (IMAGES, header(2, 28, 28, magic=(0, 1, 8)) + b"\0" * 1568, "it begins with 00 01 08 03"),
+    (IMAGES, header(0, 28, 28), "its header claims 0x28x28 bytes, and 1 to 1,073,741,824 are wanted"),
+    (IMAGES, header(2**32 - 1, 2**32 - 1, 28), "its header claims 4294967295x4294967295x28 bytes"),
+    (IMAGES, header(2**20, 32, 33), "its header claims 1048576x32x33 bytes, and 1 to"),
+    (IMAGES, header(2**20, 32, 32) + b"\0", "its header claims 1,073,741,824 bytes, and 1 follow"),
+    (IMAGES, header(2, 28, 28) + b"\0" * 1567, "its header claims 1,568 bytes, and 1,567 follow"),
+    (IMAGES, header(2, 28, 28) + b"\0" * 1569, "its header claims 1,568 bytes, and more follow"),
+    (IMAGES, header(2, 14, 56) + b"\0" * 1568, "its images have 14x56 pixels, and 28x28 are wanted"),
+    (LABELS, header(2, 28, 28) + b"\0" * 1568, "it begins with 00 00 08 03, and 00 00 08 01 is wanted"),
+    (LABELS, header(4) + b"\0" * 4, "it has 4 labels for 3 images"),
+    (LABELS, header(3) + b"\0\x0a\0", "it has a label 10, and 0 to 9 are wanted"),
+    (LABELS, header(2**32 - 1) + b"\0\0\0", "its header claims 4294967295 bytes"),
+]
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize(("name", "data", "reason"), BROKEN)
+def test_files_of_other_things(name: str, data: bytes, reason: str, compressed: bool, tmp_path: Path) -> None:
+    miniature.write_fashion_mnist(tmp_path, 3, 3, compressed)
+    path = tmp_path / (f"{name}.gz" if compressed else name)
+    path.write_bytes(gzip.compress(data) if compressed else data)
+    assert peak(tmp_path, f"Fashion-MNIST: {path} is broken: {reason}") < 10_000_000
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_no_more_is_read_than_the_header_claims(compressed: bool, tmp_path: Path) -> None:
+    miniature.write_fashion_mnist(tmp_path, 3, 3, compressed)
+    data = header(3, 28, 28) + bytes(200_000_000)
+    path = tmp_path / (f"{IMAGES}.gz" if compressed else IMAGES)
+    path.write_bytes(gzip.compress(data, 1) if compressed else data)
+    del data
+    assert peak(tmp_path, "its header claims 2,352 bytes, and more follow") < 10_000_000
+
+
+def peak(folder: Path, message: str) -> int:
+    """The memory that it took to find out, in bytes."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidData, match=message):
+            fashion_mnist(folder)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_files_that_are_not_compressed_after_all(tmp_path: Path) -> None:
+    miniature.write_fashion_mnist(tmp_path, 3, 3)
+    (tmp_path / LABELS).rename(tmp_path / f"{LABELS}.gz")
+    with pytest.raises(InvalidData, match="is broken: Not a gzipped file"):
+        fashion_mnist(tmp_path)
