@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # The CPU build of torch cannot load torchvision's compiled operators; tests/shim supplies them.
 BENCHMARK := PYTHONPATH=tests/shim $(BIN)/python
 
-.PHONY: demo test test-slow lint format types coverage speed ranking schedules overhead clean
+.PHONY: demo test test-slow lint format types coverage speed ranking schedules small overhead clean
 
 demo: $(VENV)/.cli
 	$(BIN)/secateur demo
@@ -39,6 +39,9 @@ ranking: $(VENV)/.dev
 schedules: $(VENV)/.dev
 	$(BIN)/python benchmarks/schedules.py
 
+small: $(VENV)/.dev
+	$(BIN)/python benchmarks/small_networks.py
+
 overhead: $(VENV)/.dev
 	$(BIN)/python benchmarks/gate_overhead.py
 
@@ -54,7 +57,7 @@ $(VENV)/.cli: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e '.[cli,demo,vision,dev]'
+	$(INSTALL) -e '.[cli,demo,report,vision,dev]'
 	touch $@ $(VENV)/.cli
 
 $(VENV)/.benchmarks: $(VENV)/.dev

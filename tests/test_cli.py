@@ -34,7 +34,7 @@ def test_help_teaches_with_examples():
 def test_unknown_command_names_the_known_ones():
     result = run("analyse", "resnet20")
     assert result.returncode == 2
-    assert "Available subcommands: analyze" in result.stderr
+    assert "there is no command 'analyse'; did you mean 'analyze'?" in result.stderr
 
 
 def test_analyze_prints_the_graph():

@@ -6,7 +6,7 @@ import re
 import pytest
 import rich.console
 
-from secateur import Event, FineTune, Finished, Tick
+from secateur import Event, FineTune, Finished, Tick, TickTock
 from secateur.cli.display import Display
 
 
@@ -49,7 +49,7 @@ def plain(text: str) -> str:
 
 
 def test_bars_show_the_phase_and_the_macs(screen: io.StringIO) -> None:
-    with Display(0.4, 4, quiet=False) as display:
+    with Display(quiet=False) as display:
         display.step("Tock", 5, 20)
         display.event(tick(0.73))
         display.bars.refresh()
@@ -63,7 +63,8 @@ def test_bars_show_the_phase_and_the_macs(screen: io.StringIO) -> None:
 
 def test_the_whole_run_goes_from_nothing_to_all(screen: io.StringIO) -> None:
     shares = []
-    with Display(0.4, 4, quiet=False) as display:
+    with Display(quiet=False) as display:
+        display.begin(TickTock(keep_macs=0.4, finetune_epochs=4))
         events: list[Event] = [tick(1.0), tick(0.7), tick(0.4), tuning(2), tuning(4)]
         for event in events:
             display.event(event)
@@ -71,16 +72,25 @@ def test_the_whole_run_goes_from_nothing_to_all(screen: io.StringIO) -> None:
     assert shares == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
+def test_plain_training_is_called_so(screen: io.StringIO) -> None:
+    with Display(quiet=False) as display:
+        display.begin(TickTock(keep_macs=1.0, finetune_epochs=4))
+        display.event(tuning(1, share=1.0))
+        assert display.bars.tasks[display.whole].completed == pytest.approx(0.25)
+    assert "Training epoch 1 " in plain(screen.getvalue())
+
+
 def test_other_budgets_get_to_the_end_too(screen: io.StringIO) -> None:
     # As `start` makes it for keep_params=0.5: at the last epoch the run is done but for the result.
-    with Display(0.0, 4, quiet=False) as display:
+    with Display(quiet=False) as display:
+        display.begin(TickTock(keep_params=0.4, finetune_epochs=4))
         display.event(tuning(4, share=0.5))
         assert display.bars.tasks[display.whole].completed == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("screen", [False], indirect=True)
 def test_plain_lines_elsewhere(screen: io.StringIO) -> None:
-    with Display(0.4, 4, quiet=False) as display:
+    with Display(quiet=False) as display:
         display.step("Tock", 5, 20)
         display.event(tick(0.73))
     assert screen.getvalue() == "Tick 3              73.0% of the MACs  accuracy 91.5  1.2 s\n"
@@ -88,7 +98,7 @@ def test_plain_lines_elsewhere(screen: io.StringIO) -> None:
 
 @pytest.mark.parametrize("screen", [False], indirect=True)
 def test_an_event_is_one_line_however_long(screen: io.StringIO) -> None:
-    with Display(0.4, 4, quiet=False) as display:
+    with Display(quiet=False) as display:
         display.event(tick(0.73, accuracy=91.5, loss=0.123, pixel_accuracy=88.5, mean_intersection_over_union=77.5))
         display.say("checkpoint /a/rather/long/path/" + "x" * 80 + " is damaged")
     assert len(screen.getvalue().splitlines()) == 2
@@ -96,7 +106,7 @@ def test_an_event_is_one_line_however_long(screen: io.StringIO) -> None:
 
 @pytest.mark.parametrize("screen", [True, False], indirect=True)
 def test_quiet_shows_nothing(screen: io.StringIO) -> None:
-    with Display(0.4, 4, quiet=True) as display:
+    with Display(quiet=True) as display:
         display.say("building")
         display.step("Tock", 5, 20)
         display.event(tick(0.73))
@@ -104,14 +114,14 @@ def test_quiet_shows_nothing(screen: io.StringIO) -> None:
 
 
 def test_names_are_not_taken_for_markup(screen: io.StringIO) -> None:
-    with Display(0.4, 4, quiet=False) as display:
+    with Display(quiet=False) as display:
         display.say("building [red]my.module[/red]:build")
     assert "[red]my.module[/red]:build" in plain(screen.getvalue())
 
 
 def test_the_bars_are_gone_when_a_run_fails(screen: io.StringIO) -> None:
     def fail() -> None:
-        with Display(0.4, 4, quiet=False):
+        with Display(quiet=False):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -121,6 +131,6 @@ def test_the_bars_are_gone_when_a_run_fails(screen: io.StringIO) -> None:
 
 def test_finished_is_all_of_it(screen: io.StringIO) -> None:
     end = Finished(macs=1, share=0.5, params=1, filters=1, metrics={}, seconds=0.0, result=None)  # pyright: ignore
-    with Display(0.0, 4, quiet=False) as display:
+    with Display(quiet=False) as display:
         display.event(end)
         assert display.bars.tasks[display.whole].completed == 1.0

@@ -54,7 +54,7 @@ def test_help_teaches_prune(capsys: pytest.CaptureFixture[str]) -> None:
     assert "package.module:callable" in words
     assert "secateur.Job (model, example, task)" in words
     assert "One budget is needed" in words
-    for flag in ("JOB", "--keep-macs", "--tick-removes", "--ema", "--precision", "--out", "--device", "--tensorboard"):
+    for flag in ("RECIPE", "--keep-macs", "--tick-removes", "--ema", "--precision", "--out", "--device", "--tensorboard"):
         assert flag in text
 
 
@@ -67,7 +67,7 @@ def test_help_teaches_resume(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["digist", "--keep-macs", "0.5"], "there is no job 'digist'; did you mean 'digits'?"),
+        (["digist", "--keep-macs", "0.5"], "there is no recipe 'digist'; did you mean 'digits'?"),
         (
             ["tiny_job:build_network", "--keep-macs", "0.5"],
             "tiny_job:build_network must return a secateur.Job, got Conv2d",
@@ -100,7 +100,7 @@ def test_a_mistake_is_one_line(
     ],
 )
 def test_a_wrong_setting_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, err = call(capsys, "prune", "digits", *arguments)
+    status, out, err = call(capsys, "prune", "tiny_job:build", *arguments)
     assert (status, out, len(err.splitlines())) == (2, "", 1)
     assert err.startswith(f"secateur: {message}")
 
@@ -121,7 +121,7 @@ def test_a_run_leaves_its_result(finished: tuple[Path, subprocess.CompletedProce
     assert done.returncode == 0, done.stderr
     assert f"saved in {folder / 'result'}" in " ".join(done.stdout.split())
     assert "accuracy" in done.stdout
-    names = {"card.md", "history.jsonl", "model.safetensors", "plan.json"}
+    names = {"card.md", "history.jsonl", "model.safetensors", "plan.json", "summary.json"}
     assert {path.name for path in (folder / "result").iterdir()} == names
 
 

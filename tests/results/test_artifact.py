@@ -31,7 +31,8 @@ def result() -> secateur.Result:
 
 def test_what_is_saved_can_be_loaded_as_the_card_says(result: secateur.Result, tmp_path: Path, monkeypatch) -> None:
     folder = secateur.save(result, tmp_path / "new" / "result")
-    assert sorted(p.name for p in folder.iterdir()) == ["card.md", "history.jsonl", "model.safetensors", "plan.json"]
+    files = {"card.md", "history.jsonl", "model.safetensors", "plan.json", "summary.json"}
+    assert {path.name for path in folder.iterdir()} == files
     code = re.search(r"```python\n(.*?)```", (folder / "card.md").read_text(), re.DOTALL)
     assert code is not None
     monkeypatch.chdir(folder)

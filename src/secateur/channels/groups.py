@@ -162,6 +162,19 @@ class ChannelGraph:
         keep = self.all_kept() if keep is None else keep
         return savings(self.layers, keep), savings(self.sizes, keep)
 
+    @cached_property
+    def widths(self) -> tuple[tuple[str, int, dict[str, int]], ...]:
+        """Every layer that can lose filters: its name, its filters, and how many of them a channel of each group is."""
+        found = []
+        for (tensor, axis), channels in self.axes.items():
+            if self.roles[tensor, axis].word != "produces" or len(self.shapes[tensor]) < 2:
+                continue
+            numbers, counts = torch.unique(self.group_of[channels[channels >= 0]], return_counts=True)
+            pairs = zip(numbers.tolist(), counts.tolist(), strict=True)
+            each = {self.groups[number].name: count // self.groups[number].size for number, count in pairs}
+            found.append((owner(tensor), self.shapes[tensor][axis], each))
+        return tuple(found)
+
     @property
     def num_filters(self) -> int:
         """Filters of the whole network, removable or not."""

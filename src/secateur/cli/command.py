@@ -3,10 +3,11 @@
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from secateur.errors import Interrupted, MissingExtra, SecateurError
+from secateur.errors import Interrupted, MissingExtra, SecateurError, unknown_name
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,26 +27,72 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _run(command)
 
 
+def _commands() -> dict[str, Any]:
+    from secateur.cli.analyze import Analyze
+    from secateur.cli.demo import Demo
+    from secateur.cli.look import Evaluate, Recipes, Structure
+    from secateur.cli.prune import Prune, Resume
+    from secateur.cli.reproduce import Reproduce
+    from secateur.cli.train import Finetune, Scratch, Shrunk, Train
+
+    return {
+        "demo": Demo,
+        "analyze": Analyze,
+        "recipes": Recipes,
+        "train": Train,
+        "prune": Prune,
+        "finetune": Finetune,
+        "resume": Resume,
+        "evaluate": Evaluate,
+        "structure": Structure,
+        "scratch": Scratch,
+        "shrunk": Shrunk,
+        "reproduce": Reproduce,
+    }
+
+
 def _parse(arguments: Sequence[str] | None) -> Any:
     import tyro
 
-    from secateur.cli.analyze import Analyze
-    from secateur.cli.demo import Demo
-    from secateur.cli.prune import Prune, Resume
-
-    return tyro.extras.subcommand_cli_from_dict(
-        {"analyze": Analyze, "prune": Prune, "resume": Resume, "demo": Demo},
-        prog="secateur",
-        description="Prune the channels of convolutional networks, exactly.",
-        args=arguments,
-        config=(
+    arguments = sys.argv[1:] if arguments is None else arguments
+    commands = _commands()
+    options: Any = {
+        "config": (
             tyro.conf.PositionalRequiredArgs,
             tyro.conf.PositionalMetavarFromFieldName,
             tyro.conf.FlagCreatePairsOff,
             tyro.conf.DisallowNone,
             tyro.conf.OmitArgPrefixes,
         ),
+    }
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+        raise unknown_name("command", arguments[0], list(commands))
+    if len(arguments) > 1 and (command := _with_recipe(commands, arguments, arguments[1], options)) is not None:
+        return command
+    command = tyro.extras.subcommand_cli_from_dict(
+        commands,
+        prog="secateur",
+        description="Prune the channels of convolutional networks, exactly.",
+        args=arguments,
+        **options,
     )
+    # The recipe may stand behind its options.
+    return _with_recipe(commands, arguments, getattr(command, "recipe", "-"), options) or command
+
+
+def _with_recipe(commands: dict[str, Any], arguments: Sequence[str], name: str, options: dict[str, Any]) -> Any:
+    """The command with the recipe's own values as defaults, which stand in its help too; None if there is no recipe."""
+    import tyro
+
+    from secateur.recipes.paper import find_recipe, is_recipe
+
+    kind: Any = commands.get(arguments[0], object)
+    if not hasattr(kind, "like") or not is_recipe(name):
+        return None
+    values = kind.like(find_recipe(name))
+    required = (f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING)
+    default = kind(**{**dict.fromkeys(required, tyro.MISSING), **values})
+    return tyro.cli(kind, default=default, args=arguments[1:], prog=f"secateur {arguments[0]}", **options)
 
 
 def _run(command: Any) -> None:

@@ -11,6 +11,7 @@ from secateur.errors import MissingExtra
 
 if TYPE_CHECKING:
     from secateur.ticktock.events import Event
+    from secateur.ticktock.schedule import TickTock
 
 
 @contextmanager
@@ -35,12 +36,12 @@ def waiting(message: str, delay: float = 2.0) -> Iterator[Callable[[str], None]]
 class Display:
     """A run as it goes: a line per event, and on a terminal a bar for the epoch and one for the whole."""
 
-    def __init__(self, target: float, epochs: int, quiet: bool) -> None:
+    def __init__(self, quiet: bool) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.quiet = quiet
-        self.target, self.epochs = target, epochs
+        self.target, self.epochs = 0.0, 0
         self.console = Console(stderr=True)
         columns = (TextColumn("{task.description:<24}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
         self.bars = Progress(
@@ -56,6 +57,10 @@ class Display:
     def __exit__(self, *exception: object) -> None:
         self.bars.stop()
 
+    def begin(self, settings: TickTock) -> None:
+        """A run begins; there may be several, one after another."""
+        self.target, self.epochs = settings.keep_macs or 0.0, settings.finetune_epochs
+
     def say(self, text: str) -> None:
         if not self.quiet:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -65,13 +70,18 @@ class Display:
         self.bars.update(self.epoch, description=phase, completed=step, total=num_steps)
 
     def event(self, event: Event) -> None:
-        """A line, and how far the run has come: pruning counts as one half, fine-tuning as the other."""
-        self.say(str(event))
+        """A line, and how far the run has come: pruning counts as one half, fine-tuning as the other.
+
+        A run that removes nothing is plain training, whatever its phase is called.
+        """
+        training = self.target == 1
+        self.say(str(event).replace("FineTune epoch", "Training epoch") if training else str(event))
         tuning = type(event).__name__ == "FineTune"
         pruned = 1.0 if tuning else min(1.0, (1 - event.share) / max(1e-9, 1 - self.target))
         tuned = getattr(event, "epoch", 0) / max(1, self.epochs) if tuning else 0.0
-        share = 1.0 if type(event).__name__ == "Finished" else (pruned + tuned) / (2 if self.epochs else 1)
-        self.bars.update(self.whole, completed=share, description=f"{event.share:.1%} of the MACs left")
+        share = tuned if training else (pruned + tuned) / (2 if self.epochs else 1)
+        done = 1.0 if type(event).__name__ == "Finished" else share
+        self.bars.update(self.whole, completed=done, description=f"{event.share:.1%} of the MACs left")
 
 
 class Scalars:

@@ -1,79 +1,127 @@
-"""Jobs by name: a network, an example of its input, and a task. What `secateur prune` works on."""
+"""A job: a network, an example of its input, and a task; from a recipe, or from the user's own code."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from safetensors.torch import load_model, save_model
 from torch import nn
 
 from secateur.channels.example import map_tensors
-from secateur.errors import InvalidModel, unknown_name
-from secateur.models.lookup import find_callable
-from secateur.results.artifact import write
-from secateur.training.distributed import World
-from secateur.training.task import Task
+from secateur.data.arrays import Arrays
+from secateur.data.catalog import Dataset, find_dataset
+from secateur.errors import InvalidModel, InvalidSetting
+from secateur.models.lookup import find_callable, find_model
+from secateur.recipes.paper import find_recipe, is_recipe
+from secateur.recipes.recipe import Recipe
+from secateur.training.randomness import seeded
+from secateur.training.task import Task, classification, segmentation
 
 
 @dataclass(frozen=True)
 class Job:
     """What is to be pruned, and on what.
 
-    train: makes the network that is to be pruned out of the model, if it is not trained yet; not called again when a
-        run goes on.
+    network: how to build the model again: {"name": ..., "options": {...}} as `find_model` takes them; None where the
+        user's own code has built it.
     """
 
     model: nn.Module
     example: Any
     task: Task
-    train: Callable[[nn.Module, Callable[[str], None]], None] | None = None
+    network: dict[str, Any] | None = None
 
     def to(self, device: torch.device) -> Job:
         moved = map_tensors(self.example, lambda tensor: tensor.to(device))
         train = self.task.train
-        task = replace(self.task, train=train.to(device)) if hasattr(train, "to") else self.task  # pyright: ignore
+        task = replace(self.task, train=train.to(device)) if isinstance(train, Arrays) else self.task
         return replace(self, model=self.model.to(device), example=moved, task=task)
 
-    def prepare(self, folder: Path, say: Callable[[str], None]) -> None:
-        """Train the network, or take it from the run's folder if that has been done."""
-        world = World.current()
-        original = folder / "original.safetensors"
-        if world.leads and not original.exists():
-            if self.train is not None:
-                self.train(self.model, say)
-            folder.mkdir(parents=True, exist_ok=True)
-            write(original, lambda target: save_model(self.model, str(target)))
-        world.wait()
-        load_model(self.model, original, device=str(next(self.model.parameters()).device))
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a run works on. With its settings and the files it names, all that is needed to do it again."""
+
+    recipe: str
+    """A recipe, NETWORK@DATASET, or package.module:callable."""
+
+    data: str | None = None
+    """The dataset's folder."""
+
+    batch_size: int | None = None
+    """Instead of the recipe's."""
+
+    width: float = 1.0
+    """Times the channels of every layer, for networks that take `width`."""
+
+    weights: str | None = None
+    """What the network starts from: a run, a result, or a file with a state dict."""
+
+    fresh: bool = False
+    """Only the shape of what it starts from is taken; the weights are random."""
+
+    hold_out: int = 0
+    """Train without this many of the training images, and test on them instead of the test images."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the user's own code builds the job."""
+        return not is_recipe(self.recipe) and ":" in self.recipe
 
 
-def digits_job() -> Job:
-    """A ResNet-14 on scikit-learn's handwritten digits."""
-    from secateur.data.digits import digits
-    from secateur.models.resnet_cifar import CifarResNet
-    from secateur.recipes.demo import train_baseline_
-    from secateur.training.task import classification
+def build(order: Order, seed: int, device: torch.device) -> Job:
+    """The job on that device, with random weights drawn by the seed, or as the user's own code has made it."""
+    if order.is_own:
+        return _build_own(order).to(device)
+    recipe = find_recipe(order.recipe)
+    dataset = find_dataset(recipe.data)
+    train, test = dataset.load(order.data, order.batch_size or recipe.batch_size)
+    if order.hold_out:
+        if not isinstance(train, Arrays):
+            raise InvalidSetting(f"hold_out is for datasets that are kept in memory, and {dataset.summary} is not")
+        train, test = train.hold_out(order.hold_out)
+    train, test = (data.to(device) if isinstance(data, Arrays) else data for data in (train, test))
+    num_classes = dataset.num_classes or _count_classes(train)
+    if dataset.maps:
+        task = segmentation(train, test, num_classes=num_classes, summed=recipe.summed)
+    else:
+        task = classification(train, test, top5=recipe.top5)
+    options = network_options(recipe, dataset, num_classes, order.width)
+    with seeded(seed):
+        model = find_model(recipe.network, **options)
+        example = torch.randn(1, *(recipe.input_size or dataset.input_size))
+    return Job(model.to(device), example.to(device), task, {"name": recipe.network, "options": options})
 
-    train, test = digits()
-    task = classification(train, test)
-    torch.manual_seed(0)
-    model = CifarResNet(14, in_channels=1)
-    return Job(model, test.images[:1], task, lambda m, say: train_baseline_(m, task, train, 0, say))
+
+def network_options(recipe: Recipe, dataset: Dataset, num_classes: int, width: float) -> dict[str, Any]:
+    """What the network is built with; networks of others have colours, and need not take `in_channels`."""
+    options = {**recipe.options, "num_classes": num_classes}
+    channels = (recipe.input_size or dataset.input_size)[0]
+    return options | ({"in_channels": channels} if channels != 3 else {}) | ({"width": width} if width != 1 else {})
 
 
-JOBS: dict[str, Callable[[], Job]] = {"digits": digits_job}
+def narrower(order: Order, job: Job) -> Callable[[float], nn.Module]:
+    """What builds the job's network so many times as wide."""
+    if job.network is None:
+        return lambda times: _build_own(replace(order, width=times * order.width)).model
+    name, options = job.network["name"], job.network["options"]
+    return lambda times: find_model(name, **{**options, "width": times * order.width})
 
 
-def find_job(name: str) -> Job:
-    """The job of that name, or what package.module:callable returns."""
-    module, colon, attribute = name.partition(":")
-    if not colon and name not in JOBS:
-        raise unknown_name("job", name, list(JOBS))
-    job = find_callable(module, attribute)() if colon else JOBS[name]()
+def _build_own(order: Order) -> Job:
+    module, _, attribute = order.recipe.partition(":")
+    options = {"width": order.width} if order.width != 1 else {}
+    job = find_callable(module, attribute)(**options)
     if not isinstance(job, Job):
-        raise InvalidModel(f"{name} must return a secateur.Job, got {type(job).__name__}")
+        raise InvalidModel(f"{order.recipe} must return a secateur.Job, got {type(job).__name__}")
     return job
+
+
+def _count_classes(train: Any) -> int:
+    labels = train.labels.tolist() if isinstance(train, Arrays) else train.dataset.targets
+    return max(labels) + 1

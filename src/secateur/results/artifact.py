@@ -7,22 +7,27 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_model
 
+from secateur.results.summary import summarize
 from secateur.ticktock.events import Result
 
 
-def save(result: Result, path: str | Path) -> Path:
-    """Write the result into a folder: `plan.json`, `model.safetensors`, `history.jsonl` and `card.md`.
+def save(result: Result, path: str | Path, **about: Any) -> Path:
+    """Write the result into a folder: `plan.json`, `model.safetensors`, `history.jsonl`, `summary.json` and `card.md`.
 
-    Each file appears whole or not at all; files of an earlier result in the same folder are replaced.
+    Each file appears whole or not at all; files of an earlier result in the same folder are replaced. `about` is plain
+    data for the summary: where the network came from, say.
     """
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     history = "".join(json.dumps(event.to_dict()) + "\n" for event in result.history)
     write(folder / "model.safetensors", lambda target: save_model(result.model, str(target)))
     write(folder / "history.jsonl", lambda target: target.write_text(history))
+    summary = json.dumps(summarize(result, about), indent=2)
+    write(folder / "summary.json", lambda target: target.write_text(summary))
     write(folder / "plan.json", lambda target: target.write_text(result.plan.to_json()))
     write(folder / "card.md", lambda target: target.write_text(card(result)))
     return folder

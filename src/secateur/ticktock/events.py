@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -109,6 +109,8 @@ class Result:
     """What was kept of the original network."""
     settings: TickTock
     history: tuple[Event, ...]
+    final: dict[str, float] = field(default_factory=dict)
+    """The metrics at the end, in single precision."""
 
     @property
     def before(self) -> Cost:
@@ -124,8 +126,8 @@ class Result:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last that were computed."""
-        return next((event.metrics for event in reversed(self.history) if event.metrics), {})
+        """Those at the end, or the last that were computed."""
+        return self.final or next((event.metrics for event in reversed(self.history) if event.metrics), {})
 
     def __str__(self) -> str:
         rows = [("MACs", self.before.macs, self.after.macs), ("parameters", self.before.params, self.after.params)]

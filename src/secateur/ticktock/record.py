@@ -58,6 +58,7 @@ class Record:
                     raise
                 state = self.folder.load()
             else:
+                about = {**about, "layers": run.pruner.graph.widths, "macs": run.pruner.graph.macs}
                 self.folder.write_config({**mine, "engine": run.engine.to_dict(), **about})
         state = run.world.tell(state)
         if state is not None:

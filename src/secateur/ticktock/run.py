@@ -53,6 +53,7 @@ class Run:
         folder: str | Path | None = None,
         about: dict[str, Any] | None = None,
         say: Callable[[str], None] = lambda text: None,
+        teacher: nn.Module | None = None,
     ) -> None:
         self.settings, self.task, self.given = settings, task, model
         self.engine = engine or Engine()
@@ -104,7 +105,9 @@ class Run:
         self.optimizer = self._make_optimizer(self.in_tock)
         self.loss = task.loss
         if settings.distill:
-            self.loss = distilled(task.loss, copy_model(model), settings.distill, settings.distill_temperature)
+            self.loss = distilled(
+                task.loss, copy_model(teacher or model), settings.distill, settings.distill_temperature
+            )
         self._keep_state()
         self.watch: Callable[[str, int, int], None] | None = None
         """Called after every step with the phase, the batches done and how many there are."""
@@ -143,7 +146,7 @@ class Run:
                 yield from phases[self.cursor.phase]()
             started = time.perf_counter()
             metrics = self._metrics(exact=True)
-            yield self._note(Finished, metrics, started, result=self._result())
+            yield self._note(Finished, metrics, started, result=self._result(metrics))
         finally:
             if self.record is not None:
                 self.record.finish()
@@ -258,7 +261,8 @@ class Run:
 
     def _rate(self, shape: str, epoch: int, epochs: int, ends: tuple[float, float]) -> Callable[[int], float]:
         before, num_steps = epoch * self.num_batches, epochs * self.num_batches
-        return lambda step: SHAPES[shape](before + step, num_steps, *ends)
+        divided = (self.settings.milestones, self.settings.milestone_divides) if shape == "steps" else ()
+        return lambda step: SHAPES[shape](before + step, num_steps, *ends, *divided)
 
     def _metrics(self, model: nn.Module | None = None, exact: bool = False) -> dict[str, float]:
         """Computed by the leading process, known to all; on the way in the precision of training."""
@@ -386,11 +390,10 @@ class Run:
             self._result(),
         )
 
-    def _result(self) -> Result:
+    def _result(self, metrics: dict[str, float] | None = None) -> Result:
         unsync_batchnorm_(self.synced)
-        return Result(
-            model=self.model.eval(), plan=self.pruner.plan, settings=self.settings, history=tuple(self.history)
-        )
+        model, plan = self.model.eval(), self.pruner.plan
+        return Result(model=model, plan=plan, settings=self.settings, history=tuple(self.history), final=metrics or {})
 
     def _note(self, kind: type[Some], metrics: dict[str, float], started: float, **values: Any) -> Some:
         cost = self.pruner.cost

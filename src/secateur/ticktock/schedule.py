@@ -73,7 +73,7 @@ class TickTock:
 
     tock_shape: Shape = "triangle"
     """How it goes: triangle (the paper's 1-cycle: up and down, linearly), warmup (up for a fifth, then down to zero),
-    cosine (down), steps (divided by ten at 60, 80 and 90%), constant (the highest)."""
+    cosine (down), steps (divided at every milestone), constant (the highest)."""
 
     sparsity: float = 1e-3
     """Weight of the L1 term on the gates in a Tock."""
@@ -86,6 +86,12 @@ class TickTock:
 
     finetune_shape: Shape = "triangle"
     """How it goes; as for a Tock."""
+
+    milestones: tuple[float, ...] = (0.6, 0.8, 0.9)
+    """Where "steps" divides the learning rate, as shares of the epochs. The paper: 36, 48 and 54 of 60 on ImageNet."""
+
+    milestone_divides: float = 10.0
+    """By how much."""
 
     optimizer: str = "sgd"
     """Any of torch's, by name: sgd, adamw, ..."""
@@ -154,6 +160,11 @@ class TickTock:
                 raise InvalidSetting(f"{name} must not be negative, got {getattr(self, name)}")
         if self.tick_per_class is not None and self.tick_per_class < 1:
             raise InvalidSetting(f"tick_per_class must be 1 or more, got {self.tick_per_class}")
+        if not all(0 < share < 1 for share in self.milestones) or self.milestone_divides <= 0:
+            raise InvalidSetting(
+                f"milestones are shares of the epochs, between 0 and 1, and milestone_divides is above 0, got "
+                f"{self.milestones} and {self.milestone_divides}"
+            )
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise InvalidSetting(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 Shape = Literal["triangle", "warmup", "cosine", "steps", "constant"]
-MILESTONES = (0.6, 0.8, 0.9)
-"""Where "steps" divides by ten: after 36, 48 and 54 of 60 epochs."""
 WARM = 0.2
 """The part of a phase in which "warmup" rises."""
 
@@ -41,20 +39,28 @@ def cosine(step: int, num_steps: int, low: float, high: float) -> float:
     return low + (high - low) * (1 + math.cos(math.pi * step / num_steps)) / 2
 
 
-def steps(step: int, num_steps: int, low: float, high: float) -> float:
-    """From high, divided by ten at each milestone.
+def steps(
+    step: int,
+    num_steps: int,
+    low: float,
+    high: float,
+    milestones: Sequence[float] = (0.6, 0.8, 0.9),
+    divide: float = 10,
+) -> float:
+    """From high, divided at each milestone.
 
     >>> [round(steps(step, 10, 0.0, 1.0), 6) for step in (0, 5, 6, 8, 9)]
     [1.0, 1.0, 0.1, 0.01, 0.001]
     """
-    return high * 0.1 ** sum(step >= milestone * num_steps for milestone in MILESTONES)
+    # A milestone is a share, and a third of 90 epochs must not come a step late by rounding.
+    return high / divide ** sum(step >= round(milestone * num_steps) for milestone in milestones)
 
 
 def constant(step: int, num_steps: int, low: float, high: float) -> float:
     return high
 
 
-SHAPES: dict[str, Callable[[int, int, float, float], float]] = {
+SHAPES: dict[str, Callable[..., float]] = {
     "triangle": triangle,
     "warmup": warmup,
     "cosine": cosine,

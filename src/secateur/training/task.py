@@ -52,8 +52,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def classification(train: Iterable[Any], test: Iterable[Any] | None = None, *, label_smoothing: float = 0.0) -> Task:
-    """Images and labels in, cross-entropy; accuracy in percent, and loss, over all images of `test`."""
+def classification(
+    train: Iterable[Any], test: Iterable[Any] | None = None, *, label_smoothing: float = 0.0, top5: bool = False
+) -> Task:
+    """Images and labels in, cross-entropy; accuracy in percent, and loss, over all images of `test`.
+
+    top5: also how often the right class is among the five that score highest.
+    """
     check = LabelCheck()
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -63,31 +68,45 @@ def classification(train: Iterable[Any], test: Iterable[Any] | None = None, *, l
         return F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        right = total = summed = 0.0
+        right = among = total = summed = 0.0
         for batch in on_device(test or (), model):
             images, labels = pair(batch)
             logits = output_of(model, images)
             check(labels, logits.shape[1], -100)
             right += (logits.argmax(1) == labels).sum()
+            if top5:
+                best = logits.topk(min(5, logits.shape[1]), dim=1).indices
+                among += (best == labels[:, None]).any(1).sum()
             summed += F.cross_entropy(logits.float(), labels, reduction="sum")
             total += labels.numel()
         if not total:
             raise InvalidTask("the test data holds no images: pass test=None to go without")
-        return {"accuracy": 100 * float(right) / total, "loss": float(summed) / total}
+        metrics = {"accuracy": 100 * float(right) / total, "loss": float(summed) / total}
+        return metrics | ({"top5": 100 * float(among) / total} if top5 else {})
 
     return Task(train, loss, evaluate if test is not None else None)
 
 
 def segmentation(
-    train: Iterable[Any], test: Iterable[Any] | None = None, *, num_classes: int, ignore_index: int = 255
+    train: Iterable[Any],
+    test: Iterable[Any] | None = None,
+    *,
+    num_classes: int,
+    ignore_index: int = 255,
+    summed: bool = False,
 ) -> Task:
-    """Images and label maps in, cross-entropy per pixel; mean IoU and pixel accuracy in percent over all of `test`."""
+    """Images and label maps in, cross-entropy per pixel; mean IoU and pixel accuracy in percent over all of `test`.
+
+    summed: over the pixels of an image, as FCN's learning rates want it, instead of their mean.
+    """
     check = LabelCheck()
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         images, labels = pair(batch)
         logits = output_of(model, images)
         check(labels, logits.shape[1], ignore_index)
+        if summed:
+            return F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="sum") / labels.shape[0]
         return F.cross_entropy(logits, labels, ignore_index=ignore_index)
 
     def evaluate(model: nn.Module) -> dict[str, float]:

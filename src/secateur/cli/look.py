@@ -1,0 +1,132 @@
+"""`secateur recipes`, `evaluate` and `structure`: what there is to look at."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from secateur.cli.display import waiting
+from secateur.cli.runs import Source, find_device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipes:
+    """List the recipes, with the data they need, and the experiments of the paper.
+
+    examples:
+      secateur recipes
+      secateur prune resnet56-cifar10 --help
+    """
+
+    json: bool = False
+    """Print the list as JSON."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    def run(self) -> str:
+        from secateur.data.catalog import DATASETS, find_dataset
+        from secateur.recipes.experiments import EXPERIMENTS
+        from secateur.recipes.paper import RECIPES, summary_of
+
+        recipes = [(name, summary_of(name), find_dataset(find().data).summary) for name, find in RECIPES.items()]
+        experiments = [(name, make.__doc__ or "", make().data) for name, make in EXPERIMENTS.items()]
+        if self.json:
+            keys = ("name", "summary", "data")
+            kinds = {"recipes": recipes, "experiments": experiments}
+            return json.dumps(
+                {kind: [dict(zip(keys, row, strict=True)) for row in rows] for kind, rows in kinds.items()}
+            )
+        return "\n".join(
+            [
+                "Recipes: secateur train|prune|finetune|scratch|shrunk|evaluate RECIPE --data FOLDER",
+                *_table(recipes),
+                "",
+                "The paper's experiments, of several runs each: secateur reproduce EXPERIMENT --data FOLDER",
+                *_table(experiments),
+                "",
+                "Any network on any dataset is NETWORK@DATASET, as resnet20@cifar100. Datasets:",
+                *_table([(name, dataset.summary, "") for name, dataset in DATASETS.items()]),
+            ]
+        )
+
+
+def _table(rows: list[tuple[str, str, str]]) -> list[str]:
+    wide = max(len(name) for name, _, _ in rows)
+    return [f"  {name:<{wide}}  {summary}{f' [{data}]' if data else ''}" for name, summary, data in rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Test a network on a recipe's test data: the result of a run, or weights from a file.
+
+    examples:
+      secateur evaluate resnet56-cifar10 --data cifar --weights runs/pruned
+      secateur evaluate resnet56-cifar10 --data cifar --weights authors_resnet56.ckp
+    """
+
+    recipe: str
+    """What to test: a recipe, NETWORK@DATASET, or package.module:callable."""
+
+    weights: Path | None = None
+    """A run, a result, or a file with a state dict."""
+
+    source: Source = field(default_factory=Source)
+
+    device: str = "auto"
+    """Where: cpu, cuda, cuda:1; auto takes CUDA if there is."""
+
+    json: bool = False
+    """Print the numbers as JSON."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    def run(self) -> str:
+        from secateur.recipes.work import open_network
+
+        with waiting(f"testing {self.recipe}"):
+            job = open_network(self.source.order(self.recipe, self.weights), find_device(self.device))
+            metrics = job.task.metrics(job.model)
+        if self.json:
+            return json.dumps(metrics)
+        return "\n".join(f"{name:<16} {value:.4f}" for name, value in metrics.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Structure:
+    """Show the channels of every layer before and after, of runs or results side by side.
+
+    examples:
+      secateur structure runs/pruned
+      secateur structure runs/one-shot runs/tick-only runs/tick-tock --figure structures.svg
+      secateur structure runs/resnet50 --percent --figure appendix-d.png
+    """
+
+    runs: tuple[Path, ...]
+    """Folders of runs, finished or not, or of results."""
+
+    figure: Path | None = None
+    """Also draw it into this file: .svg, .png or .pdf."""
+
+    percent: bool = False
+    """Draw what was removed of each layer in percent (the paper's Appendix D), not channels (Appendix E)."""
+
+    json: bool = False
+    """Print the numbers as JSON."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    def run(self) -> str:
+        from secateur.results.figures import draw_structures
+        from secateur.results.structure import read_structure
+
+        structures = [read_structure(run) for run in self.runs]
+        if self.figure is not None:
+            draw_structures(structures, self.figure, percent=self.percent)
+        if self.json:
+            return json.dumps([structure.to_dict() for structure in structures])
+        drawn = [f"drawn into {self.figure}"] if self.figure is not None else []
+        return "\n\n".join([*map(str, structures), *drawn])

@@ -1,0 +1,158 @@
+"""What commands that start a run have in common."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from secateur.cli.display import Display, Scalars
+from secateur.errors import InvalidSetting
+from secateur.ticktock.schedule import TickTock
+from secateur.training.engine import Engine
+
+if TYPE_CHECKING:
+    import torch
+
+    from secateur.recipes.jobs import Order
+    from secateur.ticktock.events import Event, Result
+    from secateur.ticktock.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What to work on."""
+
+    data: Path | None = None
+    """Folder of the dataset."""
+
+    batch_size: int | None = None
+    """Images in a batch, instead of the recipe's number."""
+
+    width: float = 1.0
+    """Times the channels of every layer, for networks that take `width`: all of ours do."""
+
+    hold_out: int = 0
+    """Train without this many of the training images, and test on them instead of the test images: for choosing."""
+
+    def order(self, recipe: str, weights: Path | None = None, **values: Any) -> Order:
+        from secateur.recipes.jobs import Order
+
+        given = {
+            "data": str(self.data) if self.data is not None else None,
+            "batch_size": self.batch_size,
+            "width": self.width,
+            "hold_out": self.hold_out,
+            "weights": str(weights) if weights is not None else None,
+        }
+        return Order(recipe=recipe, **{**given, **values})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware(Engine):
+    """What makes training fast or fit, and leaves the recipe as it is."""
+
+    device: str = "auto"
+    """Where to train: cpu, cuda, cuda:1; auto takes CUDA if there is."""
+
+    def __post_init__(self) -> None:
+        """Checked when the command runs: the parser would wrap an error in words of its own."""
+
+    def checked(self) -> Engine:
+        return Engine(**{f.name: getattr(self, f.name) for f in fields(Engine)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What is shown, and where it goes."""
+
+    out: Path = Path("run")
+    """Folder of the run."""
+
+    quiet: bool = False
+    """Say nothing on the way."""
+
+    tensorboard: bool = False
+    """Also write the numbers for TensorBoard, into the run's folder."""
+
+    json: bool = False
+    """Print the result as JSON."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    def must_be_new(self) -> None:
+        if (self.out / "config.json").exists():
+            raise InvalidSetting(f"{self.out} holds a run already: secateur resume {self.out}, or name another --out")
+
+
+def start(order: Order, settings: TickTock, engine: Engine, device: str, output: Output) -> str:
+    """Begin a run, or go on with it, and say how it went."""
+    from secateur.training.distributed import World, join, leave
+
+    join()
+    result = watched(order, settings, engine, device, output)
+    leave()
+    if not World.current().leads:
+        return ""
+    if output.json:
+        return json.dumps({"macs": result.after.macs, "params": result.after.params, "metrics": result.metrics})
+    return f"{result}\n\nsaved in {output.out / 'result'}, whose card.md says how to load it"
+
+
+def watched(order: Order, settings: TickTock, engine: Engine, device: str, output: Output) -> Result:
+    """Do a run under the user's eyes."""
+    from secateur.recipes.work import Watcher, perform
+    from secateur.training.distributed import World
+
+    leads = World.current().leads
+    place = find_device(device)
+    with Display(output.quiet or not leads) as display:
+        scalars = Scalars(output.out / "tensorboard") if output.tensorboard and leads else None
+
+        def note(event: Event) -> None:
+            display.event(event)
+            if scalars is not None:
+                scalars.event(event)
+
+        @contextmanager
+        def guard(run: Run) -> Iterator[None]:
+            display.begin(run.settings)
+            if scalars is not None:
+                scalars.count = len(run.history)
+            with stopped_by_signals(run):
+                yield
+
+        watcher = Watcher(say=display.say, step=display.step, event=note, guard=guard)
+        return perform(order, settings, engine, output.out, place, watcher)
+
+
+def find_device(name: str) -> torch.device:
+    """What the user calls a device."""
+    import torch
+
+    try:
+        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    except RuntimeError as error:
+        raise InvalidSetting(f"there is no device {name!r}: use cpu, cuda or cuda:1") from error
+
+
+@contextmanager
+def stopped_by_signals(run: Run) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run after the present step, with a checkpoint; a second one ends it at once."""
+
+    def stop(number: int, frame: Any) -> None:
+        if run.stopping is not None:
+            raise KeyboardInterrupt
+        run.stopping = number
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,55 @@
+"""What a pruned network is compared with: its shape from random weights, and the network made evenly narrower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from secateur.channels.analyze import analyze
+from secateur.errors import InvalidSetting
+from secateur.recipes.jobs import Order, build, narrower
+
+FINEST = 1 / 1024
+"""How finely widths are tried; layers have whole channels."""
+
+
+@torch.no_grad()
+def initialize_(model: nn.Module) -> None:
+    """Draw all weights anew, for the shapes as they are.
+
+    By the model's own method `initialize_` where it has one, as ours have; otherwise by the `reset_parameters` of its
+    modules, torch's defaults.
+    """
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()  # pyright: ignore
+    if hasattr(model, "initialize_"):
+        model.initialize_()  # pyright: ignore
+
+
+def solve_width(build: Callable[[float], nn.Module], example: Any, keep_macs: float) -> float:
+    """The factor on all widths at which the network has that share of its MACs, as nearly as whole channels allow."""
+    if not 0 < keep_macs <= 1:
+        raise InvalidSetting(f"keep_macs is the share that is left, above 0 and at most 1, got {keep_macs}")
+
+    def count(width: float) -> int:
+        return analyze(build(width), example, probe=False).macs
+
+    target = keep_macs * count(1.0)
+    low, high = 0.0, 1.0
+    tried: dict[float, float] = {}
+    while high - low > FINEST:
+        middle = (low + high) / 2
+        tried[middle] = macs = count(middle)
+        low, high = (low, middle) if macs > target else (middle, high)
+    return min(tried, key=lambda width: abs(tried[width] - target))
+
+
+def narrowed(order: Order, share: float, seed: int) -> Order:
+    """The same with all layers made narrower, until that share of the MACs is left."""
+    job = build(order, seed, torch.device("cpu"))
+    return replace(order, width=order.width * solve_width(narrower(order, job), job.example, share))

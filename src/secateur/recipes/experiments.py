@@ -1,0 +1,165 @@
+"""The paper's tables and figures: which runs each is made of. What is made of the runs is in `reports`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from secateur.data.catalog import find_dataset
+from secateur.errors import unknown_name
+from secateur.recipes.paper import find_recipe
+from secateur.recipes.recipe import Training
+from secateur.ticktock.schedule import TickTock
+
+SCRATCH_TIMES = 2
+"""Networks from random weights train for so many times the epochs of the baseline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One run of an experiment."""
+
+    name: str
+    settings: TickTock
+    after: str | None = None
+    """The step whose result it starts from."""
+    fresh: bool = False
+    """Only that result's shape is taken; the weights are random."""
+    shrunk: float | None = None
+    """All layers are made narrower by the factor at which this share of the MACs is left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A table or a figure."""
+
+    recipe: str
+    steps: tuple[Step, ...]
+    report: str
+    """The function of `reports` that makes it."""
+
+    @property
+    def data(self) -> str:
+        return find_dataset(find_recipe(self.recipe).data).summary
+
+    def step(self, name: str) -> Step:
+        return next(step for step in self.steps if step.name == name)
+
+
+EXPERIMENTS: dict[str, Callable[..., Experiment]] = {}
+
+
+def experiment(function: Callable[..., Experiment]) -> Callable[..., Experiment]:
+    """Make an experiment known by its name."""
+    EXPERIMENTS[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def find_experiment(name: str, recipe: str | None = None) -> Experiment:
+    """The experiment of that name, with another recipe than its own if so wished."""
+    if name not in EXPERIMENTS:
+        raise unknown_name("experiment", name, list(EXPERIMENTS))
+    return EXPERIMENTS[name](recipe) if recipe is not None else EXPERIMENTS[name]()
+
+
+@experiment
+def table1(recipe: str = "resnet56-cifar10") -> Experiment:
+    """Table 1: ResNet-56 to 40% and 30% of its MACs."""
+    steps = [pruned(recipe, f"GBN-{share}", keep_macs=share / 100) for share in (40, 30)]
+    return Experiment(recipe=recipe, steps=(baseline(recipe), *steps), report="compared")
+
+
+@experiment
+def table2(recipe: str = "resnet50-imagenet") -> Experiment:
+    """Table 2: ResNet-50 to the MACs of the paper's GBN-60 (59.46%) and GBN-50 (44.94%)."""
+    return Experiment(recipe=recipe, steps=resnet50_steps(recipe), report="compared")
+
+
+@experiment
+def throughput(recipe: str = "resnet50-imagenet") -> Experiment:
+    """Images per second of Table 2's networks, batch 64 at 224x224."""
+    return Experiment(recipe=recipe, steps=resnet50_steps(recipe), report="throughput")
+
+
+@experiment
+def appendix_d(recipe: str = "resnet50-imagenet") -> Experiment:
+    """Appendix D: what was removed of every layer of Table 2's GBN-60, in percent."""
+    return Experiment(recipe=recipe, steps=resnet50_steps(recipe)[:2], report="percentages")
+
+
+@experiment
+def table3(recipe: str = "vgg16m-cifar100") -> Experiment:
+    """Table 3: One-Shot, Tick-Only and Tick-Tock to 60, 40 and 20% of the MACs, fine-tuned and from scratch."""
+    steps = [step for share in (60, 40, 20) for step in schedules(recipe, share)]
+    again = [scratch(recipe, step.name) for step in steps]
+    return Experiment(recipe=recipe, steps=(baseline(recipe), *steps, *again), report="schedules")
+
+
+@experiment
+def appendix_e(recipe: str = "vgg16m-cifar100") -> Experiment:
+    """Appendix E: channels of every layer of Table 3's networks with 20% of the MACs."""
+    return Experiment(recipe=recipe, steps=(baseline(recipe), *schedules(recipe, 20)), report="structures")
+
+
+@experiment
+def gfir(recipe: str = "vgg16m-cub200") -> Experiment:
+    """Figure GFIR: five scores, with and without the L1 term: accuracy before fine-tuning against filters removed."""
+    whole = find_recipe(recipe).pruning.but(keep_macs=None, keep_filters=0.2, finetune_epochs=0)
+    steps = []
+    for score in ("taylor", "slim", "pcnn", "l1", "random"):
+        settings = whole.but(score=score)
+        steps.append(Step(name=score, settings=settings.but(sparsity=0.0), after="baseline"))
+        # PCNN has no factors that could be drawn to zero.
+        if score != "pcnn":
+            steps.append(Step(name=f"{score}-sparse", settings=settings, after="baseline"))
+    return Experiment(recipe=recipe, steps=(baseline(recipe), *steps), report="rankings")
+
+
+@experiment
+def nas(recipe: str = "vgg16m-cifar100") -> Experiment:
+    """Figure NAS: a quarter of the MACs by halving all layers, by pruning, and in the pruned shape from scratch."""
+    prune = pruned(recipe, "quarter", keep_macs=0.25)
+    narrow = Step(name="shrunk", settings=from_scratch(recipe), shrunk=0.25)
+    steps = (baseline(recipe), prune, scratch(recipe, "quarter"), narrow)
+    return Experiment(recipe=recipe, steps=steps, report="architectures")
+
+
+@experiment
+def segmentation(recipe: str = "fcn32s-voc") -> Experiment:
+    """Appendix C: FCN-32s without 27% of its MACs, mean IoU, and pictures of what both networks see."""
+    steps = (baseline(recipe), pruned(recipe, "pruned", keep_macs=0.73))
+    return Experiment(recipe=recipe, steps=steps, report="pictures")
+
+
+def baseline(recipe: str) -> Step:
+    return Step(name="baseline", settings=find_recipe(recipe).training.settings(seed=0))
+
+
+def pruned(recipe: str, name: str, **settings: float) -> Step:
+    return Step(name=name, settings=find_recipe(recipe).pruning.but(**settings), after="baseline")
+
+
+def resnet50_steps(recipe: str) -> tuple[Step, ...]:
+    shares = {"GBN-60": 0.5946, "GBN-50": 0.4494}
+    return baseline(recipe), *(pruned(recipe, name, keep_macs=share) for name, share in shares.items())
+
+
+def schedules(recipe: str, share: int) -> list[Step]:
+    """The three schedules to that percentage of the MACs."""
+    whole = find_recipe(recipe).pruning.but(keep_macs=share / 100)
+    settings = {
+        "one-shot": whole.but(tick_removes=1.0, ticks_per_tock=0),
+        "tick-only": whole.but(ticks_per_tock=0),
+        "tick-tock": whole,
+    }
+    return [Step(name=f"{name}-{share}", settings=value, after="baseline") for name, value in settings.items()]
+
+
+def scratch(recipe: str, after: str) -> Step:
+    """The shape of a step's result from random weights."""
+    return Step(name=f"{after}-scratch", settings=from_scratch(recipe), after=after, fresh=True)
+
+
+def from_scratch(recipe: str) -> TickTock:
+    training: Training = find_recipe(recipe).training
+    return replace(training, epochs=SCRATCH_TIMES * training.epochs).settings(seed=0)

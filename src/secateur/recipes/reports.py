@@ -1,0 +1,235 @@
+"""What is made of an experiment's runs: the paper's tables with ours beside, and its figures.
+
+Each function takes what was done and gives a page in Markdown; figures are drawn beside it. Runs that are not done are
+left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from secateur.data.catalog import find_dataset
+from secateur.recipes.jobs import Order
+from secateur.recipes.paper import find_recipe
+from secateur.recipes.work import load_network, open_network
+from secateur.results.bench import latency
+from secateur.results.figures import draw_curves, draw_pictures, draw_structures
+from secateur.results.structure import Layer, Structure, read_lines, read_structure
+from secateur.training.batches import device_of
+from secateur.training.task import evaluating
+
+BATCH, PICTURES = 64, 4
+"""Images of a batch for throughput; rows of pictures."""
+PAPER = {
+    "GBN-40": "-60.1% MACs, -53.5% parameters, +0.33",
+    "GBN-30": "-70.3% MACs, -66.7% parameters, -0.03",
+    "GBN-60": "-40.54% MACs, -31.83% parameters, +0.31 (top 5 +0.16)",
+    "GBN-50": "-55.06% MACs, -53.40% parameters, -0.67 (top 5 -0.26)",
+    "one-shot-60": "-79.3%, 71.8 / 73.1",
+    "one-shot-40": "-92.0%, 62.1 / 68.0",
+    "one-shot-20": "-97.5%, 57.7 / 59.9",
+    "tick-only-60": "-68.5%, 73.0 / 73.7",
+    "tick-only-40": "-86.2%, 71.4 / 72.9",
+    "tick-only-20": "-95.0%, 68.4 / 69.6",
+    "tick-tock-60": "-69.0%, 74.6 / 73.7",
+    "tick-tock-40": "-85.5%, 73.2 / 73.0",
+    "tick-tock-20": "-94.7%, 71.2 / 69.9",
+    "quarter": "-1.30, 1.1 M parameters",
+    "quarter-scratch": "71.02",
+    "shrunk": "-1.98, 3.7 M parameters",
+    "pruned": "-27% MACs, -73% parameters, mIoU 62.84 -> 62.86",
+}
+"""What the paper reports for each run."""
+PAPER_SPEED = {"baseline": "864", "GBN-60": "1127 (+30%)", "GBN-50": "1237 (+43%)"}
+
+
+@dataclass(frozen=True)
+class Done:
+    """The runs of an experiment."""
+
+    order: Order
+    runs: dict[str, dict[str, Any]]
+    """Summaries by step."""
+    folders: dict[str, Path]
+    scale: float
+    figure: Path
+    """Where a figure goes."""
+
+    def pruned(self) -> dict[str, dict[str, Any]]:
+        """All but the baseline."""
+        return {name: run for name, run in self.runs.items() if name != "baseline"}
+
+
+def compared(done: Done) -> str:
+    """Tables 1 and 2: what pruning does to cost and accuracy."""
+    rows = [
+        [name, lower(run, "macs"), lower(run, "params"), *changes(run), PAPER.get(name, "")]
+        for name, run in done.pruned().items()
+    ]
+    names = next(iter(done.pruned().values()), {"after": {"metrics": {}}})["after"]["metrics"]
+    return page(done, ["network", "MACs", "parameters", *names, "the paper"], rows)
+
+
+def schedules(done: Done) -> str:
+    """Table 3."""
+    rows = []
+    for name, run in done.runs.items():
+        if name == "baseline" or name.endswith("-scratch"):
+            continue
+        again = done.runs.get(f"{name}-scratch")
+        scratch = f"{main(again):.2f}" if again else "-"
+        rows.append([name, lower(run, "macs"), lower(run, "params"), f"{main(run):.2f}", scratch, PAPER.get(name, "")])
+    heads = [
+        "schedule",
+        "MACs",
+        "parameters",
+        "fine-tuned",
+        "from scratch",
+        "the paper: parameters, fine-tuned / scratch",
+    ]
+    return page(done, heads, rows)
+
+
+def rankings(done: Done) -> str:
+    """Figure GFIR: accuracy before fine-tuning against filters removed."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for name in done.pruned():
+        events = read_lines(done.folders[name] / "result" / "history.jsonl")
+        whole = events[0]["filters"]
+        curves[name] = [(100 * (1 - e["filters"] / whole), main_of(e["metrics"])) for e in events if e["metrics"]]
+    draw_curves(curves, done.figure, "% of the filters removed", "accuracy before fine-tuning (%)")
+    shares = (20, 40, 60, 80)
+    rows = [[name, *(f"{at(points, share):.2f}" for share in shares)] for name, points in curves.items()]
+    return page(done, ["score", *(f"{share}% removed" for share in shares)], rows, drawn=True)
+
+
+def architectures(done: Done) -> str:
+    """Figure NAS: networks of the same cost, and where they have their channels."""
+    whole = next((run["before"] for name, run in done.runs.items() if name == "quarter"), None)
+    rows = []
+    for name, run in done.pruned().items():
+        change = f"{main(run) - main_of(whole['metrics']):+.2f}" if whole is not None else "-"
+        after = run["after"]
+        rows.append(
+            [name, f"{after['macs']:,}", f"{after['params']:,}", f"{main(run):.2f}", change, PAPER.get(name, "")]
+        )
+    structures = [read_structure(done.folders[name] / "result") for name in ("quarter", "shrunk") if name in done.runs]
+    if len(structures) == 2:
+        pruned, narrow = structures
+        # The narrower network was never wide: it is drawn against the same whole one.
+        layers = [Layer(w.name, w.before, n.after) for w, n in zip(pruned.layers, narrow.layers, strict=True)]
+        structures = [replace(pruned, title="pruned"), Structure("shrunk", layers)]
+    draw_structures(structures, done.figure)
+    return page(done, ["network", "MACs", "parameters", "accuracy", "change", "the paper"], rows, drawn=True)
+
+
+def structures(done: Done) -> str:
+    """Appendix E: channels of every layer."""
+    return drawn_structures(done, percent=False)
+
+
+def percentages(done: Done) -> str:
+    """Appendix D: what was removed of every layer."""
+    return drawn_structures(done, percent=True)
+
+
+def drawn_structures(done: Done, percent: bool) -> str:
+    found = [replace(read_structure(done.folders[name] / "result"), title=name) for name in done.pruned()]
+    draw_structures(found, done.figure, percent=percent)
+    layers = found[0].layers
+    rows = [
+        [layer.name, str(layer.before), *(str(each.layers[index].after) for each in found)]
+        for index, layer in enumerate(layers)
+    ]
+    return page(done, ["layer", "before", *(each.title for each in found)], rows, drawn=True)
+
+
+def throughput(done: Done) -> str:
+    """Images per second, taken by turns."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    first = next(iter(done.pruned()))
+    networks = {"baseline": load_network(done.folders[first], device, whole=True)}
+    networks |= {name: load_network(done.folders[name], device) for name in done.pruned()}
+    size = find_recipe(done.order.recipe).input_size or find_dataset(find_recipe(done.order.recipe).data).input_size
+    seconds = latency(networks, torch.randn(BATCH, *size, device=device))
+    rows = []
+    for name, value in seconds.items():
+        faster = f"{seconds['baseline'] / value - 1:+.0%}"
+        rows.append([name, f"{BATCH / value:.0f}", faster, PAPER_SPEED.get(name, "")])
+    heads = ["network", "images/s", "faster by", "the paper (Titan X Pascal)"]
+    return page(done, heads, rows)
+
+
+def pictures(done: Done) -> str:
+    """Appendix C: an image, the truth, and what both networks make of it."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    recipe = find_recipe(done.order.recipe)
+    _, test = find_dataset(recipe.data).load(done.order.data, 1)
+    networks = [
+        open_network(replace(done.order, weights=str(done.folders[name])), device).model
+        for name in ("baseline", "pruned")
+    ]
+    rows = []
+    for images, labels in (batch for batch, _ in zip(test, range(PICTURES), strict=False)):
+        rows.append([picture(images[0]), labels[0].numpy(), *(seen(network, images) for network in networks)])
+    draw_pictures(rows, ["image", "truth", "baseline", "pruned"], done.figure)
+    return compared(done) + f"\n![What both networks see]({done.figure.name})\n"
+
+
+def seen(network: torch.nn.Module, images: torch.Tensor) -> Any:
+    with evaluating(network):
+        return network(images.to(device_of(network))).argmax(1)[0].cpu().numpy()
+
+
+def picture(image: torch.Tensor) -> Any:
+    """The image with its own darkest and brightest as black and white, whatever it was normalised by."""
+    low, high = image.amin(), image.amax()
+    return ((image - low) / (high - low).clamp_min(1e-9)).permute(1, 2, 0).numpy()
+
+
+def main(run: dict[str, Any]) -> float:
+    """The number that matters most, after the run."""
+    return main_of(run["after"]["metrics"])
+
+
+def main_of(metrics: dict[str, float]) -> float:
+    return next(iter(metrics.values()), float("nan"))
+
+
+def lower(run: dict[str, Any], what: str) -> str:
+    """By how much something has fallen."""
+    return f"{run['after'][what] / run['before'][what] - 1:+.1%}"
+
+
+def changes(run: dict[str, Any]) -> list[str]:
+    before, after = run["before"]["metrics"], run["after"]["metrics"]
+    return [f"{before[name]:.2f} -> {value:.2f} ({value - before[name]:+.2f})" for name, value in after.items()]
+
+
+def at(points: Sequence[tuple[float, float]], share: float) -> float:
+    """The last value before so much was removed."""
+    return [value for removed, value in points if removed <= share + 1e-9][-1]
+
+
+def page(done: Done, heads: list[str], rows: list[list[str]], drawn: bool = False) -> str:
+    """A table, and how it came about."""
+    runs = list(done.runs.values())
+    seeds = sorted({run["settings"]["seed"] for run in runs})
+    said = ", ".join(
+        [
+            f"recipe {done.order.recipe}",
+            f"{sorted({run['hardware'] for run in runs})[0]}" if runs else "no run is done",
+            f"torch {runs[0]['versions']['torch']}" if runs else "",
+            f"seed {', '.join(map(str, seeds))}, n = 1",
+            f"{sum(run['seconds'] for run in runs):.0f} s of training in all",
+        ]
+    )
+    note = f"\nA rehearsal: everything {done.scale:g} times as long as it should be.\n" if done.scale != 1 else ""
+    table = ["| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows]]
+    image = f"\n![Figure]({done.figure.name})\n" if drawn else ""
+    return "\n".join([*table, "", f"Measured: {said}. MACs are multiply-adds.", note, image]).rstrip() + "\n"

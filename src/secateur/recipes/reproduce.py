@@ -1,0 +1,109 @@
+"""Doing an experiment: its runs one after another, each in a folder of its own, then the table or the figure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
+
+from secateur.errors import Interrupted, InvalidSetting
+from secateur.recipes import reports
+from secateur.recipes.controls import narrowed
+from secateur.recipes.experiments import Experiment, Step
+from secateur.recipes.jobs import Order
+from secateur.recipes.recipe import scaled
+from secateur.results.artifact import write
+from secateur.results.structure import read_json
+from secateur.ticktock.schedule import TickTock
+
+Perform = Callable[[Order, TickTock, Path], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """How an experiment is done."""
+
+    order: Order
+    """The recipe, its data, and what training the baseline starts from."""
+    out: Path
+    """Folder for the runs of all experiments: those that several experiments need are done once."""
+    seed: int = 0
+    scale: float = 1.0
+    """Times the length of everything."""
+    baseline: Path | None = None
+    """The trained network, instead of training one."""
+    only: str = "*"
+    """Steps to do, with wildcards; others must have been done, or are left out."""
+
+    @property
+    def name(self) -> str:
+        """Of the recipe, fit for a file."""
+        return re.sub(r"[^\w.@-]", "-", self.order.recipe)
+
+    def folder(self, step: str) -> Path:
+        return self.out / self.name / f"{step}-seed{self.seed}"
+
+
+def reproduce(
+    name: str, experiment: Experiment, conditions: Conditions, perform: Perform, say: Callable[[str], None]
+) -> tuple[str, Path]:
+    """Do the runs that are not done yet, and write the page; gives its text and where it is."""
+    if not any(fnmatch(step.name, conditions.only) for step in experiment.steps):
+        names = ", ".join(step.name for step in experiment.steps)
+        raise InvalidSetting(f"there is no step like {conditions.only!r}: there are {names}")
+    for number, step in enumerate(experiment.steps, 1):
+        folder = conditions.folder(step.name)
+        if (folder / "result" / "summary.json").is_file():
+            check_same(step, conditions)
+            say(f"{step.name}: done already, in {folder}")
+        elif fnmatch(step.name, conditions.only) and not (step.name == "baseline" and conditions.baseline is not None):
+            say(f"{step.name}: run {number} of {len(experiment.steps)}, in {folder}")
+            try:
+                perform(order_of(step, conditions), settings_of(step, conditions), folder)
+            except Interrupted as stop:
+                raise stop.within("the same command as before") from None
+    done = {
+        step.name: read_json(summary)
+        for step in experiment.steps
+        if (summary := conditions.folder(step.name) / "result" / "summary.json").is_file()
+    }
+    folders = {name: conditions.folder(name) for name in done}
+    if conditions.baseline is not None:
+        folders["baseline"] = conditions.baseline
+    page = conditions.out / f"{name}-{conditions.name}.md"
+    given = reports.Done(conditions.order, done, folders, conditions.scale, page.with_suffix(".svg"))
+    text = f"# {name}\n\n{getattr(reports, experiment.report)(given)}"
+    write(page, lambda target: target.write_text(text))
+    return text, page
+
+
+def check_same(step: Step, conditions: Conditions) -> None:
+    """Raise if the run that was done in the step's folder was another one."""
+    folder, order = conditions.folder(step.name), conditions.order
+    summary = read_json(folder / "result" / "summary.json")
+    wanted = {**settings_of(step, conditions).to_dict(), "batch_size": order.batch_size, "hold_out": order.hold_out}
+    if step.shrunk is None:
+        wanted["width"] = order.width
+    done = {**summary["settings"], **summary["order"]}
+    other = [name for name in wanted if done.get(name) != wanted[name]]
+    if other:
+        raise InvalidSetting(f"{folder} holds a run with other settings ({', '.join(other)}): name another --out")
+
+
+def settings_of(step: Step, conditions: Conditions) -> TickTock:
+    return scaled(step.settings.but(seed=conditions.seed), conditions.scale)
+
+
+def order_of(step: Step, conditions: Conditions) -> Order:
+    """What the step's run works on."""
+    if step.shrunk is not None:
+        return narrowed(replace(conditions.order, weights=None), step.shrunk, conditions.seed)
+    if step.after is None:
+        return conditions.order
+    given = conditions.baseline if step.after == "baseline" else None
+    source = given or conditions.folder(step.after)
+    if not source.exists():
+        raise InvalidSetting(f"{step.name} starts from {step.after}, which is not done yet: do that first")
+    return replace(conditions.order, weights=str(source), fresh=step.fresh)

@@ -1,0 +1,222 @@
+"""Doing what was ordered: a run in a folder, from the network it starts from to the result on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+
+from secateur.channels.analyze import analyze
+from secateur.channels.plan import Plan
+from secateur.channels.shrink import copy_model, shrink_
+from secateur.errors import DamagedRun, Interrupted, InvalidSetting
+from secateur.models.lookup import find_model
+from secateur.models.weights import load_weights_
+from secateur.recipes.controls import initialize_
+from secateur.recipes.jobs import Job, Order, build
+from secateur.recipes.paper import find_recipe
+from secateur.results.artifact import save, write
+from secateur.results.structure import read_json
+from secateur.ticktock.events import Event, Finished, Result
+from secateur.ticktock.run import Run
+from secateur.ticktock.schedule import TickTock
+from secateur.training.batches import device_of
+from secateur.training.checkpoint import read_config
+from secateur.training.distributed import World
+from secateur.training.engine import Engine
+from secateur.training.randomness import seeded
+
+ORIGINAL, SHAPE, TEACHER = "original.safetensors", "shape.json", "teacher.safetensors"
+"""Beside the run: the network it starts from, the plan by which that was cut before, and what it learns from."""
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Whoever wants to know how a run goes."""
+
+    say: Callable[[str], None] = lambda text: None
+    step: Callable[[str, int, int], None] | None = None
+    event: Callable[[Event], None] = lambda event: None
+    guard: Callable[[Run], AbstractContextManager[None]] = lambda run: nullcontext()
+    """Gives what surrounds the run, to be able to stop it."""
+
+
+def perform(
+    order: Order, settings: TickTock, engine: Engine, out: Path, device: torch.device, watcher: Watcher
+) -> Result:
+    """Begin the run in that folder, or go on with it, and save its result there."""
+    world = World.current()
+    order = _with_baseline(order, settings, engine, out, device, watcher)
+    watcher.say(f"building {order.recipe}")
+    job = build(order, settings.seed, device)
+    teacher, plan = _prepare(job, order, settings, out)
+    graph = analyze(job.model, job.example)
+    if plan is not None and settings.keep_macs != 1:
+        raise InvalidSetting(f"{order.weights} is pruned already: prune the whole network further instead, or finetune")
+    about = {"order": order.to_dict(), "network": job.network, "input": shape_of(job.example)}
+    run = Run(
+        settings,
+        job.model,
+        graph,
+        job.task,
+        engine=engine,
+        folder=out,
+        about=about,
+        say=watcher.say,
+        teacher=teacher,
+    )
+    run.watch = watcher.step
+    result = None
+    with watcher.guard(run):
+        for event in run.events():
+            watcher.event(event)
+            if isinstance(event, Finished):
+                result = event.result
+    assert result is not None
+    if plan is not None:
+        # What was kept, in terms of the network that was cut first.
+        result = replace(result, plan=plan)
+    if world.leads:
+        save(result, out / "result", **about)
+    return result
+
+
+def reopen(out: Path) -> tuple[Order, TickTock, Engine]:
+    """What the run in a folder was asked for."""
+    config = read_config(out)
+    if "order" not in config:
+        raise InvalidSetting(f"{out} was started from Python: call the same again with folder={out}")
+    try:
+        return Order(**config["order"]), TickTock.from_dict(config["settings"]), Engine(**config["engine"])
+    except (TypeError, ValueError) as error:
+        raise DamagedRun(f"{out / 'config.json'} is not of this version: {error}; start a new run elsewhere") from error
+
+
+def open_network(order: Order, device: torch.device, seed: int = 0) -> Job:
+    """The job with the network as it is found in `order.weights`: for evaluation."""
+    job = build(order, seed, device)
+    if order.weights is not None:
+        start = find_start(order.weights)
+        if start.plan is not None:
+            cut_(job, start.plan)
+        load_weights_(job.model, start.weights)
+    return job
+
+
+def load_network(run: Path, device: torch.device, whole: bool = False) -> nn.Module:
+    """The network that a run has made; or, of the same kind, the whole one with random weights."""
+    start = find_start(str(run))
+    summary = read_json(start.weights.parent / "summary.json")
+    network = summary.get("network")
+    if network is None:
+        raise InvalidSetting(f"the network of {run} was built by the user's own code, and can only be built there")
+    model = find_model(network["name"], **network["options"])
+    if not whole:
+        if start.plan is not None:
+            shrink_(model, Plan.from_json(analyze(model, torch.randn(summary["input"])), start.plan))
+        load_weights_(model, start.weights)
+    return model.to(device).eval()
+
+
+@dataclass(frozen=True)
+class Start:
+    """Files to start from."""
+
+    weights: Path
+    plan: str | None = None
+    """The plan by which the network was cut, as text."""
+    original: Path | None = None
+    """The network before it was cut."""
+
+
+def find_start(name: str) -> Start:
+    """A run, its result, or a file with weights."""
+    path = Path(name)
+    if path.is_file():
+        return Start(path)
+    for folder in (path / "result", path):
+        if (folder / "model.safetensors").is_file() and (folder / "plan.json").is_file():
+            plan = (folder / "plan.json").read_text()
+            cut = bool(json.loads(plan).get("groups"))
+            originals = [folder.parent / TEACHER, folder.parent / ORIGINAL]
+            original = next((path for path in originals if path.is_file()), None)
+            return Start(folder / "model.safetensors", plan if cut else None, original if cut else None)
+    if (path / "config.json").is_file():
+        raise InvalidSetting(f"the run in {path} has no result yet: secateur resume {path}")
+    raise InvalidSetting(f"there is neither a run nor a file with weights at {path}")
+
+
+def shape_of(example: Any) -> list[int] | None:
+    """Of an example that is one tensor."""
+    return list(example.shape) if isinstance(example, Tensor) else None
+
+
+def cut_(job: Job, text: str) -> Plan:
+    """Cut the job's network by a plan."""
+    plan = Plan.from_json(analyze(job.model, job.example), text)
+    shrink_(job.model, plan)
+    return plan
+
+
+def _with_baseline(
+    order: Order, settings: TickTock, engine: Engine, out: Path, device: torch.device, watcher: Watcher
+) -> Order:
+    """For a recipe that is to be pruned and has no weights yet: train it first, in a run of its own."""
+    if order.weights is not None or order.is_own or settings.keep_macs == 1:
+        return order
+    folder = out / "baseline"
+    if not (folder / "result" / "plan.json").is_file():
+        training = find_recipe(order.recipe).training.settings(settings.seed)
+        watcher.say(f"no weights are given: training for {training.finetune_epochs} epochs first, in {folder}")
+        try:
+            perform(order, training, engine, folder, device, watcher)
+        except Interrupted as stop:
+            raise stop.within("the same command as before") from None
+    return replace(order, weights=str(folder))
+
+
+def _prepare(job: Job, order: Order, settings: TickTock, out: Path) -> tuple[nn.Module | None, Plan | None]:
+    """Make the network what the run starts from; gives what it learns from and how it was cut, if so."""
+    world = World.current()
+    if world.leads and not (out / ORIGINAL).is_file():
+        _remember(replace(job, model=copy_model(job.model)), order, settings, out)
+    world.wait()
+    device = str(device_of(job.model))
+    teacher = plan = None
+    if (out / TEACHER).is_file():
+        teacher = copy_model(job.model)
+        load_model(teacher, out / TEACHER, device=device)
+    if (out / SHAPE).is_file():
+        plan = cut_(job, (out / SHAPE).read_text())
+    load_model(job.model, out / ORIGINAL, device=device)
+    return teacher, plan
+
+
+def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
+    """Put into the run's folder all that it takes from other files."""
+    out.mkdir(parents=True, exist_ok=True)
+    start = find_start(order.weights) if order.weights is not None else None
+    if start is not None and start.plan is not None:
+        if start.original is not None and settings.distill:
+            load_weights_(job.model, start.original)
+            _save(job.model, out / TEACHER)
+        text = start.plan
+        write(out / SHAPE, lambda target: target.write_text(text))
+        cut_(job, text)
+    if order.fresh:
+        with seeded(settings.seed):
+            initialize_(job.model)
+    elif start is not None:
+        load_weights_(job.model, start.weights)
+    _save(job.model, out / ORIGINAL)
+
+
+def _save(model: nn.Module, path: Path) -> None:
+    write(path, lambda target: save_model(model, str(target)))

@@ -1,0 +1,78 @@
+"""Figures of the paper's kind, drawn with matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from secateur.errors import InvalidSetting
+from secateur.extras import import_extra
+from secateur.results.artifact import write
+from secateur.results.structure import Structure
+
+KINDS = (".svg", ".png", ".pdf")
+COLOURS = ("#3b6fb6", "#d1662b", "#4b9b5f", "#8a5aa8", "#b0413e", "#7a7a7a")
+
+
+def draw_structures(structures: Sequence[Structure], path: Path, percent: bool = False) -> None:
+    """Channels of each layer, whole in grey and what is left in colour; or the percentage removed.
+
+    Structures of the same network share a figure, one below the other.
+    """
+    with figure(path, rows=len(structures), width=max(6.0, 0.22 * max(len(s.layers) for s in structures))) as axes:
+        for ax, structure, colour in zip(axes, structures, COLOURS * len(structures), strict=False):
+            places = range(len(structure.layers))
+            if percent:
+                removed = [100 * (1 - layer.after / layer.before) for layer in structure.layers]
+                ax.bar(places, removed, color=colour)
+                ax.set_ylabel("% removed")
+                ax.set_ylim(0, 100)
+            else:
+                ax.bar(places, [layer.before for layer in structure.layers], color="#d9d9d9", label="before")
+                ax.bar(places, [layer.after for layer in structure.layers], color=colour, label="after")
+                ax.set_ylabel("channels")
+                ax.legend(frameon=False)
+            ax.set_title(structure.title, loc="left")
+            ax.set_xticks(places, [layer.name for layer in structure.layers], rotation=90, fontsize=6)
+
+
+def draw_curves(curves: dict[str, list[tuple[float, float]]], path: Path, across: str, up: str) -> None:
+    """Lines through points, by name."""
+    with figure(path, rows=1, width=7.0) as axes:
+        for (name, points), colour in zip(curves.items(), COLOURS * len(curves), strict=False):
+            axes[0].plot(*zip(*points, strict=True), label=name, color=colour, linewidth=1.5)
+        axes[0].set_xlabel(across)
+        axes[0].set_ylabel(up)
+        axes[0].grid(alpha=0.3)
+        axes[0].legend(frameon=False)
+
+
+def draw_pictures(rows: Sequence[Sequence[Any]], titles: Sequence[str], path: Path) -> None:
+    """A grid of images: arrays of shape HxWx3, or of whole numbers that stand for classes, drawn in colours."""
+    with figure(path, rows=len(rows), columns=len(titles), width=2.2 * len(titles), height=2.0) as axes:
+        for index, image in enumerate(image for row in rows for image in row):
+            ax = axes[index]
+            ax.imshow(image, **({"cmap": "tab20", "vmin": 0, "vmax": 20} if image.ndim == 2 else {}))
+            ax.set_axis_off()
+            if index < len(titles):
+                ax.set_title(titles[index])
+
+
+@contextmanager
+def figure(path: Path, *, rows: int, width: float, columns: int = 1, height: float = 2.6) -> Iterator[list[Any]]:
+    """Axes to draw on, which become the file at the end; the same drawing gives the same bytes."""
+    if path.suffix not in KINDS:
+        raise InvalidSetting(f"a figure is drawn as {', '.join(KINDS)}, got {path.name}")
+    matplotlib = import_extra("matplotlib", "report")
+    drawing = import_extra("matplotlib.figure", "report").Figure(
+        figsize=(width, height * rows), layout="constrained", dpi=150
+    )
+    grid = drawing.subplots(rows, columns, squeeze=False)
+    yield [ax for row in grid for ax in row]
+    # No date, and names of parts that do not change.
+    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:], {})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"svg.hashsalt": "secateur"}):
+        write(path, lambda target: drawing.savefig(target, format=path.suffix[1:], metadata=dated))

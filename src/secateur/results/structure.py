@@ -1,0 +1,96 @@
+"""Channels of every layer before and after: the structure of a pruned network, from a run's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from secateur.errors import DamagedRun, InvalidSetting
+
+LARGEST = 2**28
+"""Bytes that a file of a run may have to be read."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer's filters."""
+
+    name: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A network's layers, in the order in which they run."""
+
+    title: str
+    layers: list[Layer]
+
+    def __str__(self) -> str:
+        wide = max([len(layer.name) for layer in self.layers] + [5])
+        head = f"{self.title}\n{'layer':<{wide}} {'before':>7} {'after':>7} {'left':>6}"
+        rows = [f"{x.name:<{wide}} {x.before:>7} {x.after:>7} {x.after / x.before:>6.0%}" for x in self.layers]
+        return "\n".join([head, *rows])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"title": self.title, "layers": [vars(layer) for layer in self.layers]}
+
+
+def layers_after(widths: Iterable[Any], removed: Mapping[str, int]) -> list[Layer]:
+    """From the layers' widths, with the filters that a channel of each group is, and the channels removed by group."""
+    return [
+        Layer(name, width, width - sum(each * removed.get(group, 0) for group, each in groups.items()))
+        for name, width, groups in widths
+    ]
+
+
+def read_structure(folder: str | Path) -> Structure:
+    """Of a run, finished or not, or of a result."""
+    path = Path(folder)
+    summary, config = path / "summary.json", path / "config.json"
+    if summary.is_file():
+        layers = [Layer(*row) for row in _field(summary, read_json(summary), "layers")]
+    elif config.is_file():
+        removed: dict[str, int] = {}
+        for event in read_lines(path / "events.jsonl"):
+            for group, count in event.get("removed", {}).items():
+                removed[group] = removed.get(group, 0) + count
+        layers = layers_after(_field(config, read_json(config), "layers"), removed)
+        if not removed and (path / "result" / "summary.json").is_file():
+            # Nothing was removed in this run, but it may have begun with a network that was cut before.
+            layers = read_structure(path / "result").layers
+    else:
+        raise InvalidSetting(f"{path} is neither a run nor a result: it has no config.json and no summary.json")
+    return Structure(str(path), layers)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file of ours, which anybody may have changed."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"it has more than {LARGEST:,} bytes")
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedRun(f"cannot read {path}: {error}") from error
+    if not isinstance(found, dict):
+        raise DamagedRun(f"cannot read {path}: it holds no object")
+    return found
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The events of a run; half a line at the end is left out, for the run may be writing it."""
+    try:
+        *lines, _ = path.read_bytes().split(b"\n")
+        return [json.loads(line) for line in lines]
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedRun(f"cannot read {path}: {error}") from error
+
+
+def _field(path: Path, found: dict[str, Any], name: str) -> Any:
+    if name not in found:
+        raise DamagedRun(f"{path} does not tell the {name}: it was written by another version")
+    return found[name]

@@ -1,0 +1,43 @@
+"""One run in numbers: what it was asked for, what came out, and on what hardware."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+import torch
+
+from secateur.results.structure import Layer, layers_after
+from secateur.ticktock.events import Result
+
+FORMAT = {"format": "secateur-summary", "version": 1}
+
+
+def summarize(result: Result, about: dict[str, Any]) -> dict[str, Any]:
+    """Plain data, ready for JSON. MACs are multiply-adds of convolutions and linear layers for one example."""
+    before, after = result.before, result.after
+    device = next(result.model.parameters()).device
+    return {
+        **FORMAT,
+        **about,
+        "settings": result.settings.to_dict(),
+        "before": {"macs": before.macs, "params": before.params, "metrics": result.metrics_before},
+        "after": {"macs": after.macs, "params": after.params, "metrics": result.metrics},
+        "seconds": sum(event.seconds for event in result.history),
+        "layers": [[layer.name, layer.before, layer.after] for layer in layers_of(result)],
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }
+
+
+def layers_of(result: Result) -> list[Layer]:
+    """Every layer that could lose filters."""
+    graph, kept = result.plan.graph, result.plan.kept
+    removed = {g.name: g.size - int(kept[g.start : g.start + g.size].sum()) for g in graph.groups}
+    return layers_after(graph.widths, removed)
+
+
+def processor() -> str:
+    """The machine in words."""
+    return f"{os.cpu_count()}-core {platform.machine()}"
