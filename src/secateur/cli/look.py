@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from secateur.cli.display import waiting
 from secateur.cli.runs import Source, find_device
+from secateur.recipes.recipe import Recipe
+from secateur.ticktock.schedule import TickTock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,8 +18,11 @@ class Recipes:
 
     examples:
       secateur recipes
-      secateur prune resnet56-cifar10 --help
+      secateur recipes --show vgg16m-cub200
     """
+
+    show: str | None = None
+    """Show one recipe whole: its settings, and how the folder of its data looks. A recipe, or NETWORK@DATASET."""
 
     json: bool = False
     """Print the list as JSON."""
@@ -28,8 +33,10 @@ class Recipes:
     def run(self) -> str:
         from secateur.data.catalog import DATASETS, find_dataset
         from secateur.recipes.experiments import EXPERIMENTS
-        from secateur.recipes.paper import RECIPES, summary_of
+        from secateur.recipes.paper import RECIPES, find_recipe, summary_of
 
+        if self.show is not None:
+            return _whole(self.show, find_recipe(self.show))
         recipes = [(name, summary_of(name), find_dataset(find().data).summary) for name, find in RECIPES.items()]
         experiments = [(name, make.__doc__ or "", make().data) for name, make in EXPERIMENTS.items()]
         if self.json:
@@ -50,6 +57,22 @@ class Recipes:
                 *_table([(name, dataset.summary, "") for name, dataset in DATASETS.items()]),
             ]
         )
+
+
+def _whole(name: str, recipe: Recipe) -> str:
+    """A recipe with everything that is not as it is by default, and its data."""
+    from secateur.data.catalog import find_dataset
+
+    options = "".join(f", {key}={value}" for key, value in recipe.options.items())
+    default = TickTock(keep_macs=1.0)
+    lines = [f"{name}: {recipe.network}{options}, batches of {recipe.batch_size}", "", "trained with"]
+    lines += [f"  {f.name} = {getattr(recipe.training, f.name)}" for f in fields(recipe.training)]
+    lines += ["", "pruned with the defaults, but"]
+    for f in fields(recipe.pruning):
+        value = getattr(recipe.pruning, f.name)
+        if value != getattr(default, f.name):
+            lines.append(f"  {f.name} = {value}")
+    return "\n".join([*lines, "", find_dataset(recipe.data).describe()])
 
 
 def _table(rows: list[tuple[str, str, str]]) -> list[str]:

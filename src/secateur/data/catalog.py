@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from secateur.errors import InvalidData, unknown_name
@@ -30,13 +31,24 @@ class Dataset:
 
     def load(self, folder: str | Path | None, batch_size: int | None = None) -> tuple[Iterable[Any], Iterable[Any]]:
         """Batches for training, and batches for testing."""
-        module, _, function = self.reader.partition(":")
-        read = getattr(import_module(f"secateur.data.{module}"), function)
+        module, function = self._home()
+        read = getattr(module, function)
         if not self.folder:
             return read(batch_size or self.batch_size)
         if folder is None:
             raise InvalidData(f"{self.summary} is read from a folder: name it with --data")
         return read(Path(folder), batch_size or self.batch_size)
+
+    def describe(self) -> str:
+        """How its folder looks."""
+        if not self.folder:
+            return f"{self.summary} need no folder"
+        module, function = self._home()
+        return str(getattr(module, function.upper().removesuffix("_SEGMENTATION")))
+
+    def _home(self) -> tuple[ModuleType, str]:
+        module, _, function = self.reader.partition(":")
+        return import_module(f"secateur.data.{module}"), function
 
 
 DATASETS = {

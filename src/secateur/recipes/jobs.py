@@ -12,8 +12,9 @@ from torch import nn
 from secateur.channels.example import map_tensors
 from secateur.data.arrays import Arrays
 from secateur.data.catalog import Dataset, find_dataset
-from secateur.errors import InvalidModel, InvalidSetting
+from secateur.errors import InvalidModel, InvalidSetting, UnknownName
 from secateur.models.lookup import find_callable, find_model
+from secateur.recipes.experiments import EXPERIMENTS
 from secateur.recipes.paper import find_recipe, is_recipe
 from secateur.recipes.recipe import Recipe
 from secateur.training.randomness import seeded
@@ -64,6 +65,12 @@ class Order:
 
     hold_out: int = 0
     """Train without this many of the training images, and test on them instead of the test images."""
+
+    def __post_init__(self) -> None:
+        if self.recipe in EXPERIMENTS:
+            raise UnknownName(f"{self.recipe} is an experiment of several runs: secateur reproduce {self.recipe}")
+        if not self.is_own:
+            find_recipe(self.recipe)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
