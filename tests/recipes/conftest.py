@@ -8,7 +8,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "data")]
 
-import miniature  # noqa: E402
+import miniature  # noqa: E402  # pyright: ignore
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,10 @@ class Removal:
     """MACs and parameters left."""
     met: bool
     """Whether the budget is met; true without one."""
+    scores: list[float]
+    """Deciles of what the channels were ranked by before, from the smallest to the largest."""
+    threshold: float
+    """The largest of those that were removed."""
 
 
 class Pruner:
@@ -186,6 +190,8 @@ class Pruner:
             filters=int(filters_per_channel(self.graph)[gone].sum()),
             cost=self.cost,
             met=budget is None or budget.met(self.graph, self.kept),
+            scores=_deciles(worth[before & self.gates.removable]),
+            threshold=float(worth[gone].max()) if bool(gone.any()) else 0.0,
         )
 
     def cut_(self, optimizer: torch.optim.Optimizer | None = None, multiple_of: int = 1) -> None:
@@ -231,3 +237,11 @@ def make_budget(keep_macs: float | None, keep_params: float | None, keep_filters
     if len(chosen) > 1:
         raise InvalidSetting(f"one budget at a time: got {' and '.join(f'keep_{b.kind}' for b in chosen)}")
     return chosen[0] if chosen else None
+
+
+def _deciles(values: Tensor) -> list[float]:
+    if not values.numel():
+        return []
+    ordered = values.double().sort().values
+    places = [round(tenth * (ordered.numel() - 1) / 10) for tenth in range(11)]
+    return ordered[places].tolist()

@@ -59,6 +59,10 @@ class Tick(Event):
     """Channels by group."""
     skipped: int
     """Batches that the score left out because their gradient was not finite."""
+    scores: list[float]
+    """Deciles of what the channels were ranked by, from the smallest to the largest."""
+    threshold: float
+    """The largest of those that were removed."""
 
 
 @dataclass(frozen=True, kw_only=True)

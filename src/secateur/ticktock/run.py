@@ -197,7 +197,15 @@ class Run:
         self._keep_state()
         metrics = self._metrics() if settings.evaluate == "always" else {}
         yield self._note(
-            Tick, metrics, started, number=self.cursor.ticks, loss=loss, removed=removal.removed, skipped=skipped
+            Tick,
+            metrics,
+            started,
+            number=self.cursor.ticks,
+            loss=loss,
+            removed=removal.removed,
+            skipped=skipped,
+            scores=removal.scores,
+            threshold=removal.threshold,
         )
         due = settings.ticks_per_tock and self.cursor.ticks % settings.ticks_per_tock == 0
         self._next("FineTune" if self._met() else "Tock" if due else "Tick")

@@ -1,0 +1,384 @@
+"""From one run to the next: train, prune, fine-tune, and the same shape from scratch."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import doing
+import pytest
+import torch
+from doing import CPU, PRUNING, TRAINING, do, same, shapes, summary, weights
+from torch import nn
+
+from secateur import Event
+from secateur.errors import InvalidModel, InvalidSetting, SecateurError, UnreachableBudget
+from secateur.recipes.jobs import Order, build
+from secateur.recipes.work import find_start, load_network, open_network, reopen
+from secateur.results.structure import read_structure
+from secateur.ticktock import run as run_module
+
+TUNING = PRUNING.but(keep_macs=1.0, finetune_epochs=1, distill=0.5)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Folders of runs that start from each other's results."""
+
+    order: Order
+    """Without what it starts from."""
+    folder: Path
+
+    def __getitem__(self, name: str) -> Path:
+        return self.folder / name
+
+    def after(self, name: str, **values) -> Order:
+        return replace(self.order, weights=str(self[name]), **values)
+
+
+@pytest.fixture(scope="module")
+def chain(cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    order = Order(recipe="vgg16_m@cifar10", data=str(cifar), width=0.15)
+    done = Chain(order, tmp_path_factory.mktemp("chain"))
+    do(order, TRAINING, done["baseline"])
+    do(done.after("baseline"), PRUNING, done["pruned"])
+    do(done.after("pruned"), TUNING, done["tuned"])
+    do(done.after("pruned", fresh=True), TRAINING, done["scratch"])
+    return done
+
+
+ALL = ["baseline", "pruned", "tuned", "scratch"]
+CUT = ["pruned", "tuned", "scratch"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_network_of_a_run_is_as_good_as_its_summary_says(chain: Chain, name: str) -> None:
+    model = load_network(chain[name], CPU)
+    metrics = build(chain.order, 0, CPU).task.metrics(model)
+    assert metrics == pytest.approx(summary(chain[name])["after"]["metrics"], rel=1e-6)
+    again = open_network(chain.after(name), CPU)
+    assert again.task.metrics(again.model) == pytest.approx(metrics, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_network_of_a_run_costs_what_its_summary_says(chain: Chain, name: str) -> None:
+    told = summary(chain[name])
+    model = load_network(chain[name], CPU)
+    assert told["after"]["macs"] == doing.count_macs(model, torch.zeros(1, 3, 32, 32))
+    assert told["after"]["params"] == doing.count_params(model)
+    whole = load_network(chain[name], CPU, whole=True)
+    assert told["before"]["macs"] == doing.count_macs(whole, torch.zeros(1, 3, 32, 32))
+    assert told["before"]["params"] == doing.count_params(whole)
+
+
+def test_as_much_is_left_as_was_asked_for(chain: Chain) -> None:
+    costs = {name: summary(chain[name]) for name in ALL}
+    assert costs["baseline"]["after"] | {"metrics": {}} == costs["baseline"]["before"] | {"metrics": {}}
+    for name in CUT:
+        assert 0.4 < costs[name]["after"]["macs"] / costs[name]["before"]["macs"] <= 0.5
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_all_that_follows_a_pruned_network_has_its_plan(chain: Chain, name: str) -> None:
+    plans = [(chain[run] / "result" / "plan.json").read_text() for run in ("pruned", name)]
+    assert plans[0] == plans[1]
+    assert json.loads(plans[0])["groups"]
+    assert json.loads((chain["baseline"] / "result" / "plan.json").read_text())["groups"] == {}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_structure_is_that_of_the_network(chain: Chain, name: str) -> None:
+    model = load_network(chain[name], CPU)
+    whole = load_network(chain[name], CPU, whole=True)
+    found = read_structure(chain[name]).layers
+    assert [layer.name for layer in found] == [n for n, m in whole.named_modules() if isinstance(m, nn.Conv2d)]
+    assert [layer.before for layer in found] == [m.out_channels for m in whole.modules() if isinstance(m, nn.Conv2d)]
+    assert [layer.after for layer in found] == [m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d)]
+    assert read_structure(chain[name] / "result").layers == found
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_summary_tells_where_the_run_came_from(chain: Chain, name: str) -> None:
+    told = summary(chain[name])
+    source = {"baseline": None, "pruned": "baseline"}.get(name, "pruned")
+    assert told["order"]["weights"] == (str(chain[source]) if source is not None else None)
+    assert told["order"]["fresh"] == (name == "scratch")
+    assert told["order"]["width"] == 0.15
+    assert told["network"] == {"name": "vgg16_m", "options": {"num_classes": 10, "width": 0.15}}
+    assert told["input"] == [1, 3, 32, 32]
+    assert told["settings"]["keep_macs"] == (0.5 if name == "pruned" else 1.0)
+    events = [json.loads(line) for line in (chain[name] / "result" / "history.jsonl").read_text().splitlines()]
+    assert told["seconds"] == pytest.approx(sum(event["seconds"] for event in events))
+    assert told["before"]["metrics"] == events[0]["metrics"]
+
+
+@pytest.mark.parametrize("name", ["pruned", "tuned"])
+def test_a_run_starts_with_the_numbers_of_the_one_before(chain: Chain, name: str) -> None:
+    source = {"pruned": "baseline", "tuned": "pruned"}[name]
+    before = summary(chain[name])["before"]["metrics"]
+    assert before == pytest.approx(summary(chain[source])["after"]["metrics"], rel=1e-6)
+
+
+def test_each_run_starts_from_the_result_of_another(chain: Chain) -> None:
+    result = {name: weights(chain[name] / "result" / "model.safetensors") for name in ALL}
+    original = {name: weights(chain[name] / "original.safetensors") for name in ALL}
+    assert same(original["pruned"], result["baseline"])
+    assert same(original["tuned"], result["pruned"])
+    for name in ALL:
+        assert not same(original[name], result[name])
+
+
+@pytest.mark.parametrize("how", ["run", "result"])
+def test_fine_tuning_learns_from_the_network_that_was_pruned(
+    chain: Chain, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    teachers: list[nn.Module] = []
+    distilled = run_module.distilled
+    monkeypatch.setattr(
+        run_module,
+        "distilled",
+        lambda loss, teacher, *rest: teachers.append(teacher) or distilled(loss, teacher, *rest),
+    )
+    source = chain["pruned"] / ("result" if how == "result" else "")
+    do(replace(chain.order, weights=str(source)), TUNING, tmp_path)
+    ((name, tensors),) = [("teacher", teacher.state_dict()) for teacher in teachers]
+    unpruned = weights(chain["baseline"] / "result" / "model.safetensors")
+    assert name == "teacher"
+    assert same(dict(tensors), unpruned)
+    assert same(weights(tmp_path / "teacher.safetensors"), unpruned)
+    assert (tmp_path / "result/model.safetensors").read_bytes() == (
+        chain["tuned"] / "result/model.safetensors"
+    ).read_bytes()
+
+
+def test_the_teacher_matters(chain: Chain, tmp_path: Path) -> None:
+    do(chain.after("pruned"), TUNING.but(distill=0.0), tmp_path)
+    assert not (tmp_path / "teacher.safetensors").exists()
+    plain, learnt = (weights(run / "result" / "model.safetensors") for run in (tmp_path, chain["tuned"]))
+    assert shapes(plain) == shapes(learnt)
+    assert not same(plain, learnt)
+
+
+@pytest.mark.parametrize("first", [0.0, 0.5])
+def test_what_was_fine_tuned_can_learn_from_the_unpruned_network_once_more(
+    chain: Chain, first: float, tmp_path: Path
+) -> None:
+    do(chain.after("pruned"), TUNING.but(distill=first), tmp_path / "one")
+    do(replace(chain.order, weights=str(tmp_path / "one")), TUNING, tmp_path / "two")
+    unpruned = weights(chain["baseline"] / "result" / "model.safetensors")
+    assert same(weights(tmp_path / "two" / "teacher.safetensors"), unpruned)
+
+
+def test_a_result_without_the_unpruned_network_is_nothing_to_learn_from(chain: Chain, tmp_path: Path) -> None:
+    shutil.copytree(chain["pruned"] / "result", tmp_path / "copy")
+    order = replace(chain.order, weights=str(tmp_path / "copy"))
+    do(order, TUNING.but(distill=0.0), tmp_path / "plain")
+    with pytest.raises(InvalidSetting, match="distill"):
+        do(order, TUNING, tmp_path / "taught")
+
+
+def test_scratch_has_the_shape_and_nothing_else(chain: Chain) -> None:
+    pruned = weights(chain["pruned"] / "result" / "model.safetensors")
+    begun = weights(chain["scratch"] / "original.safetensors")
+    assert shapes(begun) == shapes(pruned)
+    for name, tensor in begun.items():
+        if tensor.dim() > 1:
+            assert not torch.isclose(tensor, pruned[name]).any(), name
+
+
+def test_scratch_is_initialised_for_its_own_shape(chain: Chain) -> None:
+    whole = weights(chain["baseline"] / "original.safetensors")
+    for name, tensor in weights(chain["scratch"] / "original.safetensors").items():
+        if tensor.dim() == 4:
+            # He's for what a layer puts out: the variance is two over the filters times the pixels of each.
+            wanted = (2 / (tensor.shape[0] * 9)) ** 0.5
+            assert tensor.std().item() == pytest.approx(wanted, rel=6 / tensor.numel() ** 0.5), name
+            assert tensor.shape[0] < whole[name].shape[0] or "features.0." in name
+        elif name.endswith(("running_mean", "num_batches_tracked")) or (name != "fc.bias" and name.endswith("bias")):
+            assert not tensor.any(), name
+        elif name.endswith("running_var") or tensor.dim() == 1 and name.endswith("weight"):
+            assert (tensor == 1).all(), name
+
+
+def test_the_seed_decides_what_scratch_starts_with(chain: Chain, tmp_path: Path) -> None:
+    order = chain.after("pruned", fresh=True)
+    for seed in (0, 1):
+        do(order, TRAINING.but(seed=seed, finetune_epochs=1), tmp_path / str(seed))
+    begun = weights(chain["scratch"] / "original.safetensors")
+    assert same(weights(tmp_path / "0" / "original.safetensors"), begun)
+    assert not same(weights(tmp_path / "1" / "original.safetensors"), begun)
+
+
+class Stopped(Exception):
+    """Instead of a kill."""
+
+
+def stopping_at(number: int) -> Callable[[Event], None]:
+    """Raise at the event of that number."""
+    left = [number]
+
+    def count(event: Event) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise Stopped
+
+    return count
+
+
+@pytest.mark.parametrize(
+    ("name", "event"), [("baseline", 2), ("pruned", 2), ("pruned", 4), ("tuned", 1), ("scratch", 2)]
+)
+def test_a_stopped_run_ends_as_if_it_had_not_been_and_needs_nobody_else(
+    chain: Chain, name: str, event: int, tmp_path: Path
+) -> None:
+    order, settings, _ = reopen(chain[name])
+    if order.weights is not None:
+        shutil.copytree(order.weights, tmp_path / "source")
+        order = replace(order, weights=str(tmp_path / "source"))
+    with pytest.raises(Stopped):
+        do(order, settings, tmp_path / "run", stopping_at(event))
+    shutil.rmtree(tmp_path / "source", ignore_errors=True)
+    # As `secateur resume` has it: everything from the run's own folder.
+    again, settings, _ = reopen(tmp_path / "run")
+    assert again == order
+    do(again, settings, tmp_path / "run")
+    for file in ("model.safetensors", "plan.json"):
+        assert (tmp_path / "run/result" / file).read_bytes() == (chain[name] / "result" / file).read_bytes()
+    assert summary(tmp_path / "run")["layers"] == summary(chain[name])["layers"]
+
+
+def test_a_finished_run_is_not_done_again(chain: Chain, tmp_path: Path) -> None:
+    shutil.copytree(chain["pruned"], tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.suffix == ".safetensors"}
+    events: list[Event] = []
+    order, settings, _ = reopen(tmp_path / "run")
+    do(order, settings, tmp_path / "run", events.append)
+    assert [type(event).__name__ for event in events] == ["Finished"]
+    assert all(path.read_bytes() == data for path, data in before.items())
+
+
+def test_a_recipe_without_weights_is_trained_first(cifar: Path, tmp_path: Path) -> None:
+    order = Order(recipe="digits", data=str(cifar), width=0.25)
+    said: list[str] = []
+    with pytest.raises(Stopped):
+        do(order, PRUNING.but(seed=3), tmp_path, lambda event: said.append(event.name) or stopping_at(1)(event))
+    settings = reopen(tmp_path / "baseline")[1]
+    assert (settings.finetune_epochs, settings.seed, settings.keep_macs) == (15, 3, 1.0)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_the_baseline_of_a_run_is_what_it_prunes(cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from secateur.recipes import work
+
+    recipe = work.find_recipe("own_networks:plain@cifar10")
+    short = recipe.but(training=replace(recipe.training, epochs=2))
+    monkeypatch.setattr(work, "find_recipe", lambda name: short)
+    do(Order(recipe="own_networks:plain@cifar10", data=str(cifar)), PRUNING, tmp_path)
+    trained = weights(tmp_path / "baseline" / "result" / "model.safetensors")
+    assert same(weights(tmp_path / "original.safetensors"), trained)
+    assert summary(tmp_path)["order"]["weights"] == str(tmp_path / "baseline")
+
+
+def test_ones_own_job_has_its_own_weights_and_is_not_trained_first(tmp_path: Path) -> None:
+    do(Order(recipe="own_networks:job"), PRUNING, tmp_path)
+    assert not (tmp_path / "baseline").exists()
+    assert summary(tmp_path)["network"] is None
+    with pytest.raises(InvalidSetting, match=r"was built by the user's own code, and can only be built there"):
+        load_network(tmp_path, CPU)
+    model = open_network(Order(recipe="own_networks:job", weights=str(tmp_path)), CPU).model
+    assert doing.count_params(model) == summary(tmp_path)["after"]["params"]
+
+
+def test_a_pruned_network_is_not_pruned_further(chain: Chain, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        do(chain.after("pruned"), PRUNING, tmp_path / "run")
+    assert str(caught.value) == (
+        f"{chain['pruned']} is pruned already: prune the whole network further instead, or finetune"
+    )
+
+
+def test_a_refused_run_leaves_nothing_that_the_next_one_would_take(chain: Chain, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting):
+        do(chain.after("pruned"), PRUNING, tmp_path / "run")
+    do(chain.after("baseline"), PRUNING, tmp_path / "run")
+    files = [run / "result" / "model.safetensors" for run in (tmp_path / "run", chain["pruned"])]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_run_that_could_not_begin_leaves_nothing_either(chain: Chain, tmp_path: Path) -> None:
+    other = replace(chain.order, weights=str(chain["baseline"] / "original.safetensors"))
+    with pytest.raises(UnreachableBudget):
+        do(other, PRUNING.but(keep_macs=1e-6), tmp_path / "run")
+    do(chain.after("baseline"), PRUNING, tmp_path / "run")
+    begun = weights(tmp_path / "run" / "original.safetensors")
+    assert same(begun, weights(chain["baseline"] / "result" / "model.safetensors"))
+
+
+def test_weights_from_a_file(chain: Chain, tmp_path: Path) -> None:
+    state = load_network(chain["baseline"], CPU).state_dict()
+    torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}}, tmp_path / "file.pth")
+    do(replace(chain.order, weights=str(tmp_path / "file.pth")), PRUNING, tmp_path / "run")
+    files = [run / "result" / "model.safetensors" for run in (tmp_path / "run", chain["pruned"])]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_weights_that_are_not_there(chain: Chain, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    with pytest.raises(InvalidSetting) as caught:
+        do(replace(chain.order, weights=str(nowhere)), PRUNING, tmp_path / "run")
+    assert str(caught.value) == f"there is neither a run nor a file with weights at {nowhere}"
+
+
+def test_weights_of_another_network(chain: Chain, tmp_path: Path) -> None:
+    file = chain["baseline"] / "result" / "model.safetensors"
+    order = Order(recipe="resnet20@cifar10", data=chain.order.data, weights=str(file))
+    with pytest.raises(
+        InvalidModel, match=r"model\.safetensors has no .*: is it of another network than CifarResNet\?"
+    ):
+        do(order, PRUNING, tmp_path / "run")
+
+
+@pytest.mark.parametrize("width", [1.0, 0.1])
+def test_a_run_of_another_width(chain: Chain, width: float, tmp_path: Path) -> None:
+    with pytest.raises(SecateurError, match=r"another network|wants"):
+        open_network(replace(chain.order, weights=str(chain["pruned"]), width=width), CPU)
+
+
+def test_a_run_without_a_result(chain: Chain, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        do(chain.order, TRAINING, tmp_path / "half", stopping_at(1))
+    with pytest.raises(InvalidSetting) as caught:
+        do(replace(chain.order, weights=str(tmp_path / "half")), PRUNING, tmp_path / "run")
+    half = tmp_path / "half"
+    assert str(caught.value) == f"the run in {half} has no result yet: secateur resume {half}"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"groups": 3}'])
+def test_a_damaged_plan_is_an_error_of_ours(chain: Chain, text: str, tmp_path: Path) -> None:
+    shutil.copytree(chain["pruned"] / "result", tmp_path / "result")
+    (tmp_path / "result" / "plan.json").write_text(text)
+    with pytest.raises(SecateurError, match="plan"):
+        open_network(replace(chain.order, weights=str(tmp_path)), CPU)
+
+
+@pytest.mark.parametrize("missing", ["settings", "engine", "order"])
+def test_a_config_without_its_parts_is_an_error_of_ours(chain: Chain, missing: str, tmp_path: Path) -> None:
+    config = json.loads((chain["baseline"] / "config.json").read_text())
+    for value in (None, 3):
+        (tmp_path / "config.json").write_text(json.dumps({**config, missing: value}))
+        with pytest.raises(SecateurError, match=r"config\.json"):
+            reopen(tmp_path)
+    del config[missing]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SecateurError):
+        reopen(tmp_path)
+
+
+def test_what_a_start_is(chain: Chain) -> None:
+    assert find_start(str(chain["baseline"])).plan is None
+    for name in (chain["pruned"], chain["pruned"] / "result"):
+        start = find_start(str(name))
+        assert start.weights == chain["pruned"] / "result" / "model.safetensors"
+        assert start.original == chain["pruned"] / "original.safetensors"
+        assert start.plan == (chain["pruned"] / "result" / "plan.json").read_text()
