@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from secateur.channels.shrink import shrink, shrink_
     from secateur.channels.verify import Verification, verify
     from secateur.errors import (
+        DamagedResult,
         DamagedRun,
         Diverged,
         Interrupted,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from secateur.pruning.scores import Oracle, Score
     from secateur.recipes.jobs import Job
     from secateur.results.artifact import save
+    from secateur.results.load import load
     from secateur.ticktock.events import Event, FineTune, Finished, Result, Start, Tick, Tock
     from secateur.ticktock.schedule import TickTock
     from secateur.training.distributed import World
@@ -46,6 +48,7 @@ __all__ = [
     "ChannelGraph",
     "ChannelGroup",
     "Cost",
+    "DamagedResult",
     "DamagedRun",
     "Diverged",
     "Engine",
@@ -87,6 +90,7 @@ __all__ = [
     "analyze",
     "classification",
     "insert_gates_",
+    "load",
     "merge_gates_",
     "save",
     "segmentation",
@@ -100,6 +104,7 @@ _HOME = {
     "ChannelGraph": "channels.groups",
     "ChannelGroup": "channels.groups",
     "Cost": "channels.cost",
+    "DamagedResult": "errors",
     "DamagedRun": "errors",
     "Diverged": "errors",
     "Engine": "training.engine",
@@ -142,6 +147,7 @@ _HOME = {
     "classification": "training.task",
     "insert_gates_": "pruning.gates",
     "merge_gates_": "pruning.gates",
+    "load": "results.load",
     "save": "results.artifact",
     "segmentation": "training.task",
     "shrink": "channels.shrink",

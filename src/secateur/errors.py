@@ -91,6 +91,10 @@ class DamagedRun(SecateurError):
     """The folder of a run cannot be read or written, or what it holds is not what was written."""
 
 
+class DamagedResult(SecateurError):
+    """A result on disk is not what was saved, or is of another network."""
+
+
 def unknown_name(kind: str, name: str, known: list[str]) -> UnknownName:
     """The error for a wrong name, with the nearest right ones.
 

@@ -49,7 +49,7 @@ def test_drop_is_the_same_for_the_same_seed(graph: secateur.ChannelGraph) -> Non
 
 def test_json_there_and_back(graph: secateur.ChannelGraph) -> None:
     plan = Plan.drop(graph, 0.5)
-    assert json.loads(plan.to_json())["version"] == 1
+    assert json.loads(plan.to_json())["version"] == 2
     assert torch.equal(Plan.from_json(graph, plan.to_json()).kept, plan.kept)
 
 

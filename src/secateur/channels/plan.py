@@ -15,7 +15,8 @@ from secateur.channels.cost import Cost, is_kept
 from secateur.channels.groups import ChannelGraph, ChannelGroup
 from secateur.errors import InvalidPlan
 
-VERSION = 1
+VERSION = 2
+"""Of plan.json. Version 1 had no cuts; its groups are read as before."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,13 +131,17 @@ class Plan:
             stays[indices] = True
             yield tensor, axis, (~stays).nonzero()[:, 0].tolist(), self.graph.roles[tensor, axis].word
 
-    def to_json(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
         groups = {
             group.name: {"size": group.size, "kept": indices.nonzero()[:, 0].tolist()}
             for group, indices in self._per_group()
             if not bool(indices.all())
         }
-        return json.dumps({"format": "secateur-plan", "version": VERSION, "groups": groups})
+        return {"format": "secateur-plan", "version": VERSION, "groups": groups}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
 
     @classmethod
     def from_json(cls, graph: ChannelGraph, text: str) -> Plan:
@@ -151,8 +156,8 @@ class Plan:
             or not isinstance(data.get("groups"), dict)
         ):
             raise InvalidPlan('this is not a plan: it lacks "format": "secateur-plan" or its "groups"')
-        if data.get("version") != VERSION:
-            raise InvalidPlan(f"this plan has version {data.get('version')!r}; this Secateur reads version {VERSION}")
+        if data.get("version") not in (1, VERSION):
+            raise InvalidPlan(f"this plan has version {data.get('version')!r}; this Secateur reads up to {VERSION}")
         kept: dict[str, list[int]] = {}
         for name, entry in data["groups"].items():
             if not isinstance(entry, dict) or not isinstance(entry.get("kept"), list):

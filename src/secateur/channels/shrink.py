@@ -70,9 +70,9 @@ def shrink_(
     for attribute in plan.graph.attributes:
         count = int(is_kept(attribute.channels, plan.kept).sum())
         if count != attribute.size:
-            _set_size(modules[attribute.module], attribute.attribute, attribute.position, count)
+            set_size(modules[attribute.module], attribute.attribute, attribute.position, count)
     for module in modules.values():
-        _refresh(module)
+        refresh(module)
     return model
 
 
@@ -128,7 +128,8 @@ def _cut_optimizer(optimizer: torch.optim.Optimizer, parameter: Tensor, indices:
                 values[position] = cut(values[position], shape, indices)
 
 
-def _set_size(module: nn.Module, attribute: str, position: int | None, count: int) -> None:
+def set_size(module: nn.Module, attribute: str, position: int | None, count: int) -> None:
+    """Change a number that a module keeps about its channels."""
     if position is None:
         setattr(module, attribute, count)
         return
@@ -141,7 +142,7 @@ def _set_size(module: nn.Module, attribute: str, position: int | None, count: in
         setattr(module, attribute, (*value[:position], count, *value[position + 1 :]))
 
 
-def _refresh(module: nn.Module) -> None:
+def refresh(module: nn.Module) -> None:
     """What torch's own modules keep about the shapes of their tensors."""
     weight = module._parameters.get("weight")  # a parametrised weight is computed when read, with side effects
     if isinstance(module, _ConvNd) and isinstance(weight, Tensor):

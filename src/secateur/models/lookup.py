@@ -16,6 +16,7 @@ from secateur.extras import import_extra
 from secateur.models import fcn, resnet_cifar, vgg_cifar
 
 BUILT_IN: dict[str, Callable[..., nn.Module]] = {
+    "resnet14": resnet_cifar.resnet14,
     "resnet20": resnet_cifar.resnet20,
     "resnet32": resnet_cifar.resnet32,
     "resnet44": resnet_cifar.resnet44,
@@ -46,6 +47,11 @@ def find_model(name: str, **kwargs: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise InvalidModel(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
     return model
+
+
+def is_known(name: str) -> bool:
+    """Whether the name is of a network that comes with Secateur, torchvision or timm, and not of anybody's code."""
+    return name in BUILT_IN or name.startswith(("torchvision:", "timm:"))
 
 
 def example_for(model: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor | tuple[list[Tensor]]:

@@ -102,6 +102,7 @@ def _stage(in_channels: int, out_channels: int, num_blocks: int, shortcut: Short
     return nn.Sequential(first, *(Block(out_channels, out_channels, 1, shortcut) for _ in range(1, num_blocks)))
 
 
+resnet14 = partial(CifarResNet, 14)
 resnet20 = partial(CifarResNet, 20)
 resnet32 = partial(CifarResNet, 32)
 resnet44 = partial(CifarResNet, 44)

@@ -53,8 +53,7 @@ def digits() -> Recipe:
 
     training = Training(epochs=15, milestones=(0.6, 0.85), weight_decay=5e-4)
     return Recipe(
-        network="secateur.models.resnet_cifar:CifarResNet",
-        options={"depth": 14},
+        network="resnet14",
         data="digits",
         training=training,
         pruning=SETTINGS,

@@ -16,9 +16,10 @@ import torch
 from secateur.data.catalog import find_dataset
 from secateur.recipes.jobs import Order
 from secateur.recipes.paper import find_recipe
-from secateur.recipes.work import load_network, open_network
+from secateur.recipes.work import open_network
 from secateur.results.bench import latency
 from secateur.results.figures import draw_curves, draw_pictures, draw_structures
+from secateur.results.load import build_whole, load
 from secateur.results.structure import Layer, Structure, read_lines, read_structure
 from secateur.training.batches import device_of
 from secateur.training.task import evaluating
@@ -153,8 +154,8 @@ def throughput(done: Done) -> str:
     """Images per second, taken by turns."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     first = next(iter(done.pruned()))
-    networks = {"baseline": load_network(done.folders[first], device, whole=True)}
-    networks |= {name: load_network(done.folders[name], device) for name in done.pruned()}
+    networks = {"baseline": build_whole(done.folders[first]).to(device)}
+    networks |= {name: load(done.folders[name]).to(device) for name in done.pruned()}
     size = find_recipe(done.order.recipe).input_size or find_dataset(find_recipe(done.order.recipe).data).input_size
     seconds = latency(networks, torch.randn(BATCH, *size, device=device))
     rows = []

@@ -17,13 +17,12 @@ from secateur.channels.analyze import analyze
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.errors import DamagedRun, Interrupted, InvalidSetting
-from secateur.models.lookup import find_model
 from secateur.models.weights import load_weights_
 from secateur.recipes.controls import initialize_
 from secateur.recipes.jobs import Job, Order, build
 from secateur.recipes.paper import find_recipe
 from secateur.results.artifact import save, write
-from secateur.results.structure import read_json
+from secateur.results.load import fill_, find_result, read_plan
 from secateur.ticktock.events import Event, Finished, Result
 from secateur.ticktock.run import Run
 from secateur.ticktock.schedule import TickTock
@@ -106,23 +105,8 @@ def open_network(order: Order, device: torch.device, seed: int = 0) -> Job:
         start = find_start(order.weights)
         if start.plan is not None:
             cut_(job, start.plan)
-        load_weights_(job.model, start.weights)
+        start.fill_(job.model)
     return job
-
-
-def load_network(run: Path, device: torch.device, whole: bool = False) -> nn.Module:
-    """The network that a run has made; or, of the same kind, the whole one with random weights."""
-    start = find_start(str(run))
-    summary = read_json(start.weights.parent / "summary.json")
-    network = summary.get("network")
-    if network is None:
-        raise InvalidSetting(f"the network of {run} was built by the user's own code, and can only be built there")
-    model = find_model(network["name"], **network["options"])
-    if not whole:
-        if start.plan is not None:
-            shrink_(model, Plan.from_json(analyze(model, torch.randn(summary["input"])), start.plan))
-        load_weights_(model, start.weights)
-    return model.to(device).eval()
 
 
 @dataclass(frozen=True)
@@ -135,22 +119,28 @@ class Start:
     original: Path | None = None
     """The network before it was cut."""
 
+    def fill_(self, model: nn.Module) -> None:
+        """Give the network, which is cut already, its weights."""
+        if self.weights.name == "model.safetensors":
+            fill_(model, self.weights)
+        else:
+            load_weights_(model, self.weights)
+
 
 def find_start(name: str) -> Start:
     """A run, its result, or a file with weights."""
     path = Path(name)
     if path.is_file():
         return Start(path)
-    for folder in (path / "result", path):
-        if (folder / "model.safetensors").is_file() and (folder / "plan.json").is_file():
-            plan = (folder / "plan.json").read_text()
-            cut = bool(json.loads(plan).get("groups"))
-            originals = [folder.parent / TEACHER, folder.parent / ORIGINAL]
-            original = next((path for path in originals if path.is_file()), None)
-            return Start(folder / "model.safetensors", plan if cut else None, original if cut else None)
-    if (path / "config.json").is_file():
-        raise InvalidSetting(f"the run in {path} has no result yet: secateur resume {path}")
-    raise InvalidSetting(f"there is neither a run nor a file with weights at {path}")
+    if not path.exists():
+        raise InvalidSetting(f"there is neither a run nor a file with weights at {path}")
+    folder = find_result(path)
+    plan = read_plan(folder / "plan.json")
+    if not plan["groups"]:
+        return Start(folder / "model.safetensors")
+    originals = [folder.parent / TEACHER, folder.parent / ORIGINAL]
+    original = next((path for path in originals if path.is_file()), None)
+    return Start(folder / "model.safetensors", json.dumps(plan), original)
 
 
 def shape_of(example: Any) -> list[int] | None:
@@ -214,7 +204,7 @@ def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
         with seeded(settings.seed):
             initialize_(job.model)
     elif start is not None:
-        load_weights_(job.model, start.weights)
+        start.fill_(job.model)
     _save(job.model, out / ORIGINAL)
 
 

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_model
+from safetensors.torch import save_file
 
+from secateur.channels.cuts import Cuts
+from secateur.models.lookup import is_known
+from secateur.results.load import tensors_of
 from secateur.results.summary import summarize
 from secateur.ticktock.events import Result
 
@@ -24,12 +27,15 @@ def save(result: Result, path: str | Path, **about: Any) -> Path:
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     history = "".join(json.dumps(event.to_dict()) + "\n" for event in result.history)
-    write(folder / "model.safetensors", lambda target: save_model(result.model, str(target)))
+    # Copies, since what shares memory cannot be saved; each tensor is under one name.
+    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors_of(result.model).items()}
+    plan = {**result.plan.to_dict(), "cuts": Cuts.of(result.plan).to_dict(), "network": about.get("network")}
+    write(folder / "model.safetensors", lambda target: save_file(tensors, str(target)))
     write(folder / "history.jsonl", lambda target: target.write_text(history))
     summary = json.dumps(summarize(result, about), indent=2)
     write(folder / "summary.json", lambda target: target.write_text(summary))
-    write(folder / "plan.json", lambda target: target.write_text(result.plan.to_json()))
-    write(folder / "card.md", lambda target: target.write_text(card(result)))
+    write(folder / "plan.json", lambda target: target.write_text(json.dumps(plan)))
+    write(folder / "card.md", lambda target: target.write_text(card(result, about)))
     return folder
 
 
@@ -49,10 +55,14 @@ def write(path: Path, fill: Callable[[Path], object]) -> None:
         raise
 
 
-def card(result: Result) -> str:
+def card(result: Result, about: dict[str, Any]) -> str:
     """What the network was, what it is, and how to load it."""
     settings = json.dumps(result.settings.to_dict(), indent=2, default=list)
-    return f"""# {type(result.model).__name__}, pruned by Secateur
+    network = about.get("network")
+    known = network is not None and is_known(network["name"])
+    how = "secateur.load(folder)" if known else "secateur.load(folder, build=build)  # build() makes the whole network"
+    whose = f", {network['name']}" if network is not None else ""
+    return f"""# {type(result.model).__name__}, pruned by Secateur{whose}
 
 | | before | after | left |
 |---|---|---|---|
@@ -61,16 +71,12 @@ def card(result: Result) -> str:
 {"".join(f"| {n} | {a:.4g} | {result.metrics[n]:.4g} | |{chr(10)}" for n, a in result.metrics_before.items())}
 MACs are multiply-adds of convolutions and linear layers for an input of {result.plan.graph.input}.
 
-To load it, with `build()` for what made the network and `example` for an input of that size:
+To load it, with `folder` for where this card is:
 
 ```python
-from pathlib import Path
-import safetensors.torch, secateur
+import secateur
 
-model = build()
-graph = secateur.analyze(model, example)
-secateur.shrink_(model, secateur.Plan.from_json(graph, Path("plan.json").read_text()))
-safetensors.torch.load_model(model, "model.safetensors")
+model = {how}
 ```
 
 Settings:

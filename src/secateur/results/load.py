@@ -1,0 +1,171 @@
+"""A pruned network from its folder: build the whole one, cut it, fill in the weights. No pickle, no code from files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from secateur.channels.analyze import analyze
+from secateur.channels.cuts import Cuts
+from secateur.channels.plan import VERSION, Plan
+from secateur.channels.shrink import shrink_
+from secateur.errors import DamagedResult, InvalidModel, InvalidPlan
+from secateur.models.lookup import example_for, find_model, is_known
+
+LARGEST_PLAN = 2**28
+"""Bytes that a plan.json may have to be read."""
+OPTIONS = {"num_classes", "width", "depth", "shortcut", "in_channels", "in_chans", "aux_logits", "init_weights"}
+"""What a file may ask a builder for; none of them makes it fetch or read anything."""
+
+
+def load(path: str | Path, build: Callable[[], nn.Module] | None = None, example: Any = None) -> nn.Module:
+    """The pruned network that `save` has written, in evaluation mode, on the CPU.
+
+    build: makes the whole network, as it was before pruning; not needed where that is one of Secateur's, torchvision's
+        or timm's and the result says which.
+    example: an input of the network; only for results of version 1, which did not say where to cut.
+    """
+    folder = find_result(Path(path))
+    plan = read_plan(folder / "plan.json")
+    make = build if build is not None else _builder(plan, folder)
+    model = _build(make, on_meta="cuts" in plan)
+    if "cuts" in plan:
+        _worded(folder, lambda: Cuts.from_dict(plan["cuts"]).apply_(model))
+    elif plan["groups"]:
+        example = example_for(model) if example is None else example
+        _worded(folder, lambda: shrink_(model, Plan.from_json(analyze(model, example), json.dumps(plan))))
+    fill_(model, folder / "model.safetensors")
+    return model.eval()
+
+
+def build_whole(path: str | Path) -> nn.Module:
+    """The network that a result was pruned from, with random weights, where the result says which it is."""
+    folder = find_result(Path(path))
+    return _build(_builder(read_plan(folder / "plan.json"), folder), on_meta=False).eval()
+
+
+def find_result(path: Path) -> Path:
+    """The folder of the result, in a run's folder too."""
+    for folder in (path / "result", path):
+        if (folder / "plan.json").is_file():
+            return folder
+    hint = f": its run is not finished, secateur resume {path}" if (path / "config.json").is_file() else ""
+    raise DamagedResult(f"there is no result in {path}, which would have a plan.json and a model.safetensors{hint}")
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """What plan.json says, checked for form only."""
+    try:
+        if path.stat().st_size > LARGEST_PLAN:
+            raise ValueError(f"it has more than {LARGEST_PLAN:,} bytes")
+        plan = json.loads(path.read_bytes())
+        if not isinstance(plan, dict) or plan.get("format") != "secateur-plan":
+            raise ValueError('it does not say "format": "secateur-plan"')
+        if plan.get("version") not in range(1, VERSION + 1):
+            raise ValueError(f"its version is {plan.get('version')!r:.40}, and this Secateur reads up to {VERSION}")
+        if not isinstance(plan.get("groups"), dict):
+            raise ValueError('it has no "groups"')
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedResult(f"cannot read {path}: {error}") from error
+    return plan
+
+
+def _builder(plan: dict[str, Any], folder: Path) -> Callable[[], nn.Module]:
+    """What builds the network that the plan names; a name from a file is never imported."""
+    network = plan.get("network")
+    if not isinstance(network, dict) or not isinstance(network.get("name"), str):
+        raise InvalidModel(f"{folder} does not say which network it is of: load(path, build=...) with what makes it")
+    name, options = network["name"], network.get("options", {})
+    if not is_known(name):
+        raise InvalidModel(f"{folder} is of {name!r:.80}, which is not ours: load(path, build=...) with what makes it")
+    if not isinstance(options, dict) or not set(options) <= OPTIONS:
+        raise DamagedResult(f"{folder / 'plan.json'} asks for options that no result needs: {options!r:.80}")
+    if not all(isinstance(value, str | int | float) for value in options.values()):
+        raise DamagedResult(f"{folder / 'plan.json'} asks for options that are not plain: {options!r:.80}")
+    return lambda: find_model(name, **options)
+
+
+def _build(build: Callable[[], nn.Module], on_meta: bool) -> nn.Module:
+    """The whole network; without memory for its tensors where all of them will come from the file."""
+    with torch.random.fork_rng(devices=[]):
+        if on_meta:
+            try:
+                with torch.device("meta"):
+                    model = build()
+            except Exception:  # code that looks at values cannot be run without any
+                model = None
+            if isinstance(model, nn.Module) and not _has_own_values(model):
+                return model
+        model = build()
+    if not isinstance(model, nn.Module):
+        raise InvalidModel(f"build must return a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _has_own_values(model: nn.Module) -> bool:
+    """Whether a module computes tensors when it is built that no state dict holds."""
+    return any(
+        module._non_persistent_buffers_set or any(isinstance(value, Tensor) for value in vars(module).values())
+        for module in model.modules()
+    )
+
+
+def _worded(folder: Path, change: Callable[[], object]) -> None:
+    try:
+        change()
+    except InvalidPlan as error:
+        raise DamagedResult(f"{folder / 'plan.json'} does not fit the network: {error}") from error
+
+
+@torch.no_grad()
+def fill_(model: nn.Module, path: Path) -> None:
+    """Give every parameter and buffer what the file has for it; all of the file is checked before it is read."""
+    own = tensors_of(model)
+    try:
+        with safe_open(path, "pt") as file:
+            names = set(file.keys())
+            if missing := sorted(set(own) - names):
+                raise DamagedResult(f"{path} has no {missing[0]}")
+            if unknown := sorted(names - set(own)):
+                raise DamagedResult(f"{path} has {unknown[0]!r:.80}, which {type(model).__name__} does not")
+            for name, tensor in own.items():
+                found = tuple(file.get_slice(name).get_shape())
+                if found != tuple(tensor.shape):
+                    shapes = ("x".join(map(str, shape)) or "a number" for shape in (found, tensor.shape))
+                    raise DamagedResult("{} in {} is {}, and should be {}".format(name, path, *shapes))
+            loaded = {name: file.get_tensor(name) for name in own}
+    except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise DamagedResult(f"cannot read {path}: {error}") from error
+    parameters = dict(model.named_parameters())
+    for name, tensor in loaded.items():
+        if tensor.is_floating_point() != own[name].is_floating_point() or tensor.is_complex() != own[name].is_complex():
+            raise DamagedResult(f"{name} in {path} is of {tensor.dtype}, and should be of {own[name].dtype}")
+        if tensor.is_floating_point() and bool(tensor.isnan().any() | (name in parameters and tensor.isinf().any())):
+            raise DamagedResult(f"{name} in {path} holds values that are no numbers")
+    _replace_(model, {id(own[name]): tensor for name, tensor in loaded.items()})
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer, also those that a state dict leaves out, under one name each."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _replace_(model: nn.Module, values: dict[int, Tensor]) -> None:
+    """Put new tensors in the places of old ones; what was one object under several names is one again."""
+    new: dict[int, Any] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, old in held.items():
+                if old is None:
+                    continue
+                if id(old) not in new:
+                    value = values[id(old)]
+                    is_parameter = isinstance(old, nn.Parameter)
+                    new[id(old)] = nn.Parameter(value, old.requires_grad) if is_parameter else value
+                held[name] = new[id(old)]
