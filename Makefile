@@ -57,7 +57,7 @@ $(VENV)/.cli: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e '.[cli,demo,report,vision,dev]'
+	$(INSTALL) -e '.[cli,demo,report,export,vision,dev]'
 	touch $@ $(VENV)/.cli
 
 $(VENV)/.benchmarks: $(VENV)/.dev

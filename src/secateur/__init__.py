@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from secateur.channels.shrink import shrink, shrink_
     from secateur.channels.verify import Verification, verify
     from secateur.errors import (
+        CannotExport,
         DamagedResult,
         DamagedRun,
         Diverged,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CannotExport",
     "ChannelGraph",
     "ChannelGroup",
     "Cost",
@@ -104,6 +106,7 @@ _HOME = {
     "ChannelGraph": "channels.groups",
     "ChannelGroup": "channels.groups",
     "Cost": "channels.cost",
+    "CannotExport": "errors",
     "DamagedResult": "errors",
     "DamagedRun": "errors",
     "Diverged": "errors",

@@ -91,6 +91,10 @@ class DamagedRun(SecateurError):
     """The folder of a run cannot be read or written, or what it holds is not what was written."""
 
 
+class CannotExport(SecateurError):
+    """The network cannot be written in that form."""
+
+
 class DamagedResult(SecateurError):
     """A result on disk is not what was saved, or is of another network."""
 

@@ -34,7 +34,9 @@ def tick(share: float, **metrics: float) -> Tick:
         number=3,
         loss=0.5,
         removed={"stem": 2},
-        skipped=0, scores=[], threshold=0.0,
+        skipped=0,
+        scores=[],
+        threshold=0.0,
     )
 
 

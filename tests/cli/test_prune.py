@@ -54,7 +54,16 @@ def test_help_teaches_prune(capsys: pytest.CaptureFixture[str]) -> None:
     assert "package.module:callable" in words
     assert "secateur.Job (model, example, task)" in words
     assert "One budget is needed" in words
-    for flag in ("RECIPE", "--keep-macs", "--tick-removes", "--ema", "--precision", "--out", "--device", "--tensorboard"):
+    for flag in (
+        "RECIPE",
+        "--keep-macs",
+        "--tick-removes",
+        "--ema",
+        "--precision",
+        "--out",
+        "--device",
+        "--tensorboard",
+    ):
         assert flag in text
 
 

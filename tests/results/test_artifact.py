@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch import nn
 
 import secateur
 from secateur.results.artifact import write
-from secateur.results.bench import latency
 
 
 def build() -> nn.Module:
@@ -69,23 +67,3 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "file", fail)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("file", "old")]
-
-
-class Sleeper(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert not self.training
-        self.calls += 1
-        time.sleep(1.0 if self.calls == 5 else 0.02)
-        return x
-
-
-def test_latency_is_a_median_after_warm_up() -> None:
-    model = Sleeper().train()
-    seconds = latency({"one": model, "other": nn.Identity()}, torch.ones(1), repetitions=5)
-    assert model.calls == 8
-    assert 0.02 <= seconds["one"] < 0.5
-    assert model.training

@@ -162,8 +162,8 @@ def test_a_changed_plan_is_refused(case: str, tmp_path: Path) -> None:
 
 
 NETWORKS = {
-    "code": ({"name": "os:system", "options": {"command": "touch sprung"}}, "which is not ours: load"),
-    "a module": ({"name": "trap:build"}, "which is not ours: load"),
+    "code": ({"name": "os:system", "options": {"command": "touch sprung"}}, "which is not ours: name what makes it"),
+    "a module": ({"name": "trap:build"}, "which is not ours: name what makes it"),
     "a file": (
         {"name": "timm:resnet18", "options": {"checkpoint_path": "/etc/passwd"}},
         "options that no result needs",

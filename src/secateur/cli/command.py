@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _commands() -> dict[str, Any]:
     from secateur.cli.analyze import Analyze
     from secateur.cli.demo import Demo
+    from secateur.cli.export import Bench, Export
     from secateur.cli.look import Evaluate, Recipes, Structure
     from secateur.cli.prune import Prune, Resume
     from secateur.cli.reproduce import Reproduce
@@ -45,6 +46,8 @@ def _commands() -> dict[str, Any]:
         "resume": Resume,
         "evaluate": Evaluate,
         "structure": Structure,
+        "export": Export,
+        "bench": Bench,
         "scratch": Scratch,
         "shrunk": Shrunk,
         "reproduce": Reproduce,

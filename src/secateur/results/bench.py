@@ -4,31 +4,163 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from secateur.channels.analyze import analyze
+from secateur.channels.cost import Cost
 from secateur.channels.example import Example
+from secateur.errors import InvalidSetting
+from secateur.extras import import_extra
+from secateur.results.network import open_network
+from secateur.results.summary import processor
 from secateur.training.task import evaluating
+
+WARM_UP = 3
+Runner = Literal["eager", "compiled", "onnxruntime"]
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one forward pass of a whole batch."""
+
+    name: str
+    batch: int
+    median: float
+    p90: float
+    spread: float
+    """Half the distance between the quartiles, as a share of the median."""
+    macs: int
+    params: int
+
+    @property
+    def throughput(self) -> float:
+        """Images per second."""
+        return self.batch / self.median
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "throughput": self.throughput}
+
+
+def time_all(
+    calls: Mapping[str, Callable[[], object]], wait: Callable[[], None], repetitions: int
+) -> dict[str, list[float]]:
+    """Seconds of every call of each, taken by turns so that a busy moment hits all alike; the first are warm-up."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for round_number in range(-WARM_UP, repetitions):
+        for name, call in calls.items():
+            wait()
+            started = time.perf_counter()
+            call()
+            wait()
+            if round_number >= 0:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
 
 
 def latency(models: dict[str, nn.Module], example: Any, repetitions: int = 30) -> dict[str, float]:
-    """Median seconds of one forward pass of each, taken by turns so that a busy moment hits all alike."""
+    """Median seconds of one forward pass of each."""
     call = Example.of(example)
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    for round_number in range(-3, repetitions):
-        for name, model in models.items():
-            with evaluating(model):
-                _wait(call)
-                started = time.perf_counter()
-                call(model)
-                _wait(call)
-            if round_number >= 0:
-                seconds[name].append(time.perf_counter() - started)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    device = call.tensors[0].device if call.tensors else torch.device("cpu")
+
+    def run(model: nn.Module) -> None:
+        with evaluating(model):
+            call(model)
+
+    calls = {name: lambda model=model: run(model) for name, model in models.items()}
+    return {
+        name: statistics.median(values) for name, values in time_all(calls, waiting_for(device), repetitions).items()
+    }
 
 
-def _wait(example: Example) -> None:
-    if example.tensors and example.tensors[0].device.type == "cuda":
-        torch.cuda.synchronize()
+def waiting_for(device: torch.device) -> Callable[[], None]:
+    """What waits until the device has done its work."""
+    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+
+
+def bench(
+    names: Sequence[str],
+    *,
+    batch: int,
+    shape: tuple[int, ...] | None,
+    how: Runner,
+    precision: str,
+    channels_last: bool,
+    repetitions: int,
+    device: torch.device,
+    build: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[list[Timing], str]:
+    """Time networks by name, and tell on what."""
+    if batch < 1 or repetitions < 2:
+        raise InvalidSetting("batch must be 1 or more, and repetitions 2 or more")
+    calls: dict[str, Callable[[], object]] = {}
+    costs: dict[str, Cost] = {}
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    for name in names:
+        say(name)
+        model, example = open_network(name, build, shape)
+        costs[name] = analyze(model, example[:1], probe=False).cost()
+        model.to(device, PRECISIONS[precision]).to(memory_format=layout)  # pyright: ignore
+        images = torch.randn(batch, *example.shape[1:]).to(device, PRECISIONS[precision])
+        calls[name] = runner(model, images.contiguous(memory_format=layout), how)
+    say("by turns")
+    seconds = time_all(calls, waiting_for(device), repetitions)
+    timings = [summarize(name, seconds[name], batch, costs[name]) for name in calls]
+    return timings, torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+
+
+def runner(model: nn.Module, images: Tensor, how: Runner) -> Callable[[], object]:
+    """One forward pass, in the way that is asked for."""
+    if how == "onnxruntime":
+        return _in_onnxruntime(model, images)
+    called: Any = torch.compile(model) if how == "compiled" else model
+
+    def run() -> None:
+        with torch.inference_mode():
+            called(images)
+
+    return run
+
+
+def _in_onnxruntime(model: nn.Module, images: Tensor) -> Callable[[], object]:
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    from secateur.results.export import export_onnx
+
+    if images.device.type != "cpu" or images.dtype != torch.float32:
+        raise InvalidSetting("onnxruntime is timed on the CPU in fp32: use --device cpu --precision fp32")
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "network.onnx"
+        export_onnx(model, images[:1], path)
+        session = import_extra("onnxruntime", "export").InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    array = images.numpy()
+    return lambda: session.run(None, {"input": array})
+
+
+def summarize(name: str, seconds: list[float], batch: int, cost: Cost) -> Timing:
+    """One network's numbers."""
+    median = statistics.median(seconds)
+    ordered = sorted(seconds)
+    p90 = ordered[min(len(ordered) - 1, round(0.9 * (len(ordered) - 1)))]
+    low, _, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else (median, median, median)
+    return Timing(name, batch, median, p90, (high - low) / 2 / median, cost.macs, cost.params)
+
+
+def table(timings: list[Timing]) -> str:
+    """Side by side, compared with the first."""
+    first = timings[0]
+    wide = max(7, *(len(timing.name) for timing in timings))
+    heads = f"{'MACs':>9} {'params':>9} {'median ms':>10} {'p90 ms':>9} {'images/s':>9} {'faster':>7} {'spread':>7}"
+    rows = [
+        f"{t.name:<{wide}} {t.macs / 1e6:>8.1f}M {t.params / 1e6:>8.2f}M {1000 * t.median:>10.2f} {1000 * t.p90:>9.2f} "
+        f"{t.throughput:>9.0f} {first.median / t.median:>6.2f}x {t.spread:>6.0%}"
+        for t in timings
+    ]
+    return "\n".join([f"{'network':<{wide}} {heads}", *rows])

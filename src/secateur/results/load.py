@@ -80,10 +80,10 @@ def _builder(plan: dict[str, Any], folder: Path) -> Callable[[], nn.Module]:
     """What builds the network that the plan names; a name from a file is never imported."""
     network = plan.get("network")
     if not isinstance(network, dict) or not isinstance(network.get("name"), str):
-        raise InvalidModel(f"{folder} does not say which network it is of: load(path, build=...) with what makes it")
+        raise InvalidModel(f"{folder} does not say which network it is of: name what makes it, as build= or --build")
     name, options = network["name"], network.get("options", {})
     if not is_known(name):
-        raise InvalidModel(f"{folder} is of {name!r:.80}, which is not ours: load(path, build=...) with what makes it")
+        raise InvalidModel(f"{folder} is of {name!r:.80}, which is not ours: name what makes it, as build= or --build")
     if not isinstance(options, dict) or not set(options) <= OPTIONS:
         raise DamagedResult(f"{folder / 'plan.json'} asks for options that no result needs: {options!r:.80}")
     if not all(isinstance(value, str | int | float) for value in options.values()):

@@ -1,0 +1,174 @@
+"""A network for other programs: ONNX, torch's exported programs, TorchScript, plain weights; checked once written."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from secateur.channels.shrink import copy_model
+from secateur.errors import CannotExport, NotEquivalent
+from secateur.extras import import_extra
+from secateur.results.artifact import write
+from secateur.results.load import tensors_of
+from secateur.training.task import evaluating
+
+BATCHES = (1, 3)
+"""Sizes of batches on which what was written is compared with the network."""
+TOLERANCE = 1e-3
+"""Largest difference, as a share of the largest output, that passes for rounding in single precision."""
+
+
+def export_onnx(model: nn.Module, example: Tensor, path: Path) -> float:
+    """Write ONNX with a batch of any size, run it in onnxruntime, and give its largest difference."""
+    import_extra("onnxscript", "export")
+    runtime = import_extra("onnxruntime", "export")
+
+    def fill(target: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporter, about itself
+            torch.onnx.export(
+                model,
+                (_pair(example),),
+                str(target),
+                dynamo=True,
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                input_names=["input"],
+                output_names=["output"],
+                external_data=False,
+                verbose=False,
+            )
+
+    _attempt("ONNX", model, lambda: write(path, fill))
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return _compare(model, example, lambda x: torch.from_numpy(session.run(None, {"input": x.numpy()})[0]))
+
+
+def export_program(model: nn.Module, example: Tensor, path: Path) -> float:
+    """Write what `torch.export.load` reads, without any code of ours, with a batch of any size."""
+    shapes = ({0: torch.export.Dim("batch")},)
+
+    def fill(target: Path) -> None:
+        program = torch.export.export(model, (_pair(example),), dynamic_shapes=shapes)
+        with target.open("wb") as file:
+            torch.export.save(program, file)
+
+    _attempt("an exported program", model, lambda: write(path, fill))
+    return _compare(model, example, torch.export.load(path).module())
+
+
+def export_torchscript(model: nn.Module, example: Tensor, path: Path) -> float:
+    """Write what `torch.jit.load` reads: the operations that ran for the example."""
+
+    def fill(target: Path) -> None:
+        torch.jit.save(torch.jit.trace(model, example), str(target))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch prefers torch.export by now
+        _attempt("TorchScript", model, lambda: write(path, fill))
+        return _compare(model, example, torch.jit.load(str(path)))
+
+
+def export_weights(model: nn.Module, path: Path) -> None:
+    """Write the state dict: .safetensors, or torch's own format under any other name."""
+    if path.suffix == ".safetensors":
+        tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors_of(model).items()}
+        write(path, lambda target: save_file(tensors, str(target)))
+    else:
+        write(path, lambda target: torch.save(model.state_dict(), target))
+
+
+def fold_batchnorm(model: nn.Module, example: Tensor) -> tuple[nn.Module, int]:
+    """A copy without those batch norms that follow a convolution directly, and how many they were.
+
+    Which follow is seen by running the network; the copy is compared with it.
+    """
+    model = copy_model(model).eval()
+    folded = copy_model(model)
+    pairs = _pairs(folded, example)
+    for convolution, norm in pairs.items():
+        layer: Any = folded.get_submodule(convolution)
+        fused = fuse_conv_bn_eval(layer, folded.get_submodule(norm), transpose=isinstance(layer, _ConvTransposeNd))  # pyright: ignore
+        folded.set_submodule(convolution, fused)
+        folded.set_submodule(norm, nn.Identity())
+    _compare(model, example, folded)
+    return folded, len(pairs)
+
+
+def _pairs(model: nn.Module, example: Tensor) -> dict[str, str]:
+    """The batch norm behind each convolution, where both run once and the one's input is the other's output."""
+    made: dict[int, list[str]] = {}
+    taken: dict[int, list[str]] = {}
+    runs: dict[str, int] = {}
+    alive: list[Tensor] = []  # an address must not be given out twice
+
+    def watch(name: str) -> Callable[..., None]:
+        def look(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            runs[name] = runs.get(name, 0) + 1
+            alive.extend([args[0], output])
+            if isinstance(module, _ConvNd):
+                made.setdefault(id(output), []).append(name)
+            else:
+                taken.setdefault(id(args[0]), []).append(name)
+
+        return look
+
+    kinds = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
+    watched = [(name, module) for name, module in model.named_modules() if isinstance(module, (_ConvNd, *kinds))]
+    handles = [module.register_forward_hook(watch(name)) for name, module in watched if not _is_special(module)]
+    try:
+        with torch.no_grad():
+            model(example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {
+        made[key][0]: taken[key][0]
+        for key in made
+        if key in taken and len(taken[key]) == 1 and runs[made[key][0]] == runs[taken[key][0]] == 1
+    }
+
+
+def _is_special(module: nn.Module) -> bool:
+    """Whether it does more than torch's own layer of its kind, or shares weights that folding would change."""
+    return type(module).__module__.partition(".")[0] != "torch" or getattr(module, "running_mean", 0) is None
+
+
+def _pair(example: Tensor) -> Tensor:
+    """Two of the example: a batch of one would be taken for a constant."""
+    return torch.cat([example[:1]] * 2)
+
+
+def _attempt(kind: str, model: nn.Module, act: Callable[[], object]) -> None:
+    with evaluating(model):
+        try:
+            act()
+        except OSError:
+            raise
+        except Exception as error:  # exporters fail in ways of their own
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise CannotExport(f"{type(model).__name__} cannot be written as {kind}: {reason}") from error
+
+
+def _compare(model: nn.Module, example: Tensor, other: Callable[[Tensor], Any]) -> float:
+    """The largest difference on random inputs, as a share of the largest output; raises if it is no rounding."""
+    worst = 0.0
+    generator = torch.Generator().manual_seed(0)
+    for size in BATCHES:
+        images = torch.randn((size, *example.shape[1:]), generator=generator).to(example)
+        with evaluating(model):
+            wanted, found = model(images), other(images)
+        worst = max(worst, float((wanted - found).abs().max() / wanted.abs().max().clamp_min(1e-12)))
+    if not worst <= TOLERANCE:
+        raise NotEquivalent(f"what was written differs from the network by {worst:.1e} of its largest output")
+    return worst

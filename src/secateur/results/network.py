@@ -1,0 +1,66 @@
+"""Networks as users name them: a run or its result, a name, or a name with a file of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.errors import DamagedResult, InvalidExample, InvalidModel
+from secateur.models.lookup import example_for, find_callable, find_model
+from secateur.models.weights import load_weights_
+from secateur.results.load import load
+from secateur.results.structure import read_json
+
+
+def open_network(name: str, build: str | None = None, shape: tuple[int, ...] | None = None) -> tuple[nn.Module, Tensor]:
+    """The network, in evaluation mode, and an example of its input.
+
+    name: a run or a result; a network's name, with random weights; or NETWORK=FILE, with weights from the file.
+    build: package.module:callable that makes the whole network, for a result of the user's own code.
+    """
+    path = Path(name)
+    network, equals, weights = name.partition("=")
+    if path.is_dir():
+        model = load(path, build=_builder(build) if build is not None else None)
+        shape = shape or _input_of(path)
+    else:
+        model = find_model(network)
+        if equals:
+            load_weights_(model, weights)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        example = example_for(model, shape)
+    if not isinstance(example, Tensor):
+        raise InvalidExample(f"{name} does not take one tensor of images")
+    return model.eval(), example
+
+
+def _builder(name: str) -> Callable[[], nn.Module]:
+    """What makes the network: the callable, or the `model` of the job that it returns."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise InvalidModel(f"build is package.module:callable, got {name!r}")
+    make = find_callable(module, attribute)
+
+    def build() -> nn.Module:
+        made: Any = make()
+        return made if isinstance(made, nn.Module) else made.model
+
+    return build
+
+
+def _input_of(folder: Path) -> tuple[int, ...] | None:
+    """The shape of the example that the run was done with."""
+    for path in (folder / "result" / "summary.json", folder / "summary.json"):
+        if path.is_file():
+            shape = read_json(path).get("input")
+            if shape is None:
+                return None
+            if not isinstance(shape, list) or not all(type(size) is int and 0 < size < 2**16 for size in shape):
+                raise DamagedResult(f"{path} tells an input of {shape!r:.80}")
+            return tuple(shape)
+    return None

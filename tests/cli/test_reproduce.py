@@ -1,0 +1,396 @@
+"""Every experiment of the paper, from the command to its page, with small networks on a few images."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import doing  # pyright: ignore
+import miniature_images  # pyright: ignore
+import own_networks  # pyright: ignore
+import pytest
+
+from secateur.cli.display import Display
+
+Call = Callable[..., tuple[int, str, str]]
+Page = tuple[list[str], dict[str, list[str]]]
+
+RESNET, VGG, PLAIN = "resnet20@cifar10", "vgg16_m@cifar10", "own_networks:plain@cifar10"
+WIDTHS = {RESNET: "0.25", VGG: "0.1", PLAIN: "1"}
+OWN = Path(__file__).parent.parent / "recipes"
+"""Where `own_networks` is."""
+GREY, BLUE = "#d9d9d9", "#3b6fb6"
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all experiments, which share runs there."""
+    return tmp_path_factory.mktemp("reproduced")
+
+
+@pytest.fixture
+def reproduce(secateur: Call, cifar: Path, out: Path) -> Call:
+    """A rehearsal on CIFAR-10."""
+
+    def call(experiment: str, recipe: str, *more: object) -> tuple[int, str, str]:
+        given = ["--recipe", recipe, "--width", WIDTHS[recipe], "--data", cifar, "--epochs-scale", "0.01"]
+        return secateur("reproduce", experiment, *given, "--device", "cpu", "--out", out, *more)
+
+    return call
+
+
+def read_page(path: Path) -> Page:
+    """The heads of its table, and the rows by their first cell."""
+    rows = [line.strip("| ").split(" | ") for line in path.read_text().splitlines() if line.startswith("| ")]
+    heads, _, *rest = rows
+    return heads, {row[0]: [cell.strip() for cell in row[1:]] for row in rest}
+
+
+def page_of(out: Path, experiment: str, recipe: str) -> Path:
+    return out / f"{experiment}-{recipe.replace(':', '-')}.md"
+
+
+def summaries(out: Path, recipe: str) -> dict[str, dict[str, Any]]:
+    runs = out / recipe.replace(":", "-")
+    return {run.name.removesuffix("-seed0"): doing.summary(run) for run in runs.iterdir() if (run / "result").exists()}
+
+
+def fell(summary: dict[str, Any], what: str) -> str:
+    return f"{100 * (summary['after'][what] - summary['before'][what]) / summary['before'][what]:+.1f}%"
+
+
+def shapes(figure: Path, look: str) -> list[str]:
+    """The paths of a drawing whose style has that in it."""
+    paths = [node for node in ElementTree.parse(figure).iter() if node.tag.endswith("}path")]
+    return [node.get("style", "") for node in paths if look in node.get("style", "")]
+
+
+@pytest.mark.parametrize(("experiment", "steps"), [("table1", ["GBN-40", "GBN-30"]), ("table2", ["GBN-60", "GBN-50"])])
+def test_tables_1_and_2(reproduce: Call, out: Path, experiment: str, steps: list[str]) -> None:
+    status, text, _ = reproduce(experiment, RESNET)
+    assert status == 0
+    page = page_of(out, experiment, RESNET)
+    assert text == f"{page.read_text()}\nwritten to {page}\n"
+    assert text.startswith(f"# {experiment}\n")
+    assert "A rehearsal: everything 0.01 times as long as it should be." in text
+    heads, rows = read_page(page)
+    assert heads == ["network", "MACs", "parameters", "accuracy", "loss", "the paper"]
+    assert list(rows) == steps
+    runs = summaries(out, RESNET)
+    for name, (macs, params, accuracy, loss, paper) in rows.items():
+        run = runs[name]
+        assert macs == fell(run, "macs")
+        assert params == fell(run, "params")
+        before, after = (run[when]["metrics"]["accuracy"] for when in ("before", "after"))
+        assert accuracy == f"{before:.2f} -> {after:.2f} ({after - before:+.2f})"
+        assert before == runs["baseline"]["after"]["metrics"]["accuracy"]
+        assert loss.startswith(f"{run['before']['metrics']['loss']:.2f} -> {run['after']['metrics']['loss']:.2f}")
+        assert "parameters" in paper
+    assert re.search(rf"recipe {RESNET}, .*, torch [\d.+a-z]+, seed 0, n = 1, \d+ s of training in all", text)
+
+
+def test_throughput_is_of_the_networks_of_table_2(reproduce: Call, out: Path) -> None:
+    assert reproduce("table2", RESNET)[0] == 0
+    status, _, err = reproduce("throughput", RESNET)
+    assert status == 0
+    assert err.count("done already") == 3
+    heads, rows = read_page(page_of(out, "throughput", RESNET))
+    assert heads[:3] == ["network", "images/s", "faster by"]
+    assert list(rows) == ["baseline", "GBN-60", "GBN-50"]
+    speeds = {name: float(row[0]) for name, row in rows.items()}
+    assert all(speed > 0 for speed in speeds.values())
+    for name, row in rows.items():
+        assert float(row[1].rstrip("%")) / 100 == pytest.approx(speeds[name] / speeds["baseline"] - 1, abs=0.02)
+    assert rows["baseline"][2] == "864"
+
+
+def test_throughput_of_ones_own_network(reproduce: Call, out: Path) -> None:
+    status, _, err = reproduce("throughput", PLAIN, "--quiet")
+    assert status == 0, err
+    _, rows = read_page(page_of(out, "throughput", PLAIN))
+    assert list(rows) == ["baseline", "GBN-60", "GBN-50"]
+
+
+def test_appendix_d_draws_what_was_removed_of_each_layer(reproduce: Call, out: Path) -> None:
+    assert reproduce("table2", RESNET)[0] == 0
+    status, text, _ = reproduce("appendix-d", RESNET)
+    assert status == 0
+    page = page_of(out, "appendix-d", RESNET)
+    heads, rows = read_page(page)
+    assert heads == ["layer", "before", "GBN-60"]
+    layers = summaries(out, RESNET)["GBN-60"]["layers"]
+    assert [[name, *map(int, row)] for name, row in rows.items()] == layers
+    assert any(before > after for _, before, after in layers)
+    assert f"![Figure]({page.with_suffix('.svg').name})" in text
+    assert len(shapes(page.with_suffix(".svg"), f"fill: {BLUE}")) == len(layers)
+
+
+def test_appendix_d_leaves_out_the_shortcuts(reproduce: Call, out: Path) -> None:
+    """As the paper's figure, "of each convolutional layer (excluding the shortcut)"."""
+    assert reproduce("appendix-d", RESNET)[0] == 0
+    _, rows = read_page(page_of(out, "appendix-d", RESNET))
+    assert [name for name in rows if "shortcut" in name] == []
+
+
+def test_table_3(reproduce: Call, out: Path) -> None:
+    status, _, err = reproduce("table3", PLAIN, "--quiet")
+    assert (status, err) == (0, "")
+    heads, rows = read_page(page_of(out, "table3", PLAIN))
+    assert heads[:5] == ["schedule", "MACs", "parameters", "fine-tuned", "from scratch"]
+    schedules = ("one-shot", "tick-only", "tick-tock")
+    assert list(rows) == [f"{schedule}-{share}" for share in (60, 40, 20) for schedule in schedules]
+    runs = summaries(out, PLAIN)
+    for name, (macs, params, tuned, scratch, _) in rows.items():
+        assert (macs, params) == (fell(runs[name], "macs"), fell(runs[name], "params"))
+        assert tuned == f"{runs[name]['after']['metrics']['accuracy']:.2f}"
+        assert scratch == f"{runs[f'{name}-scratch']['after']['metrics']['accuracy']:.2f}"
+        # Scratch has the shape of the pruned network.
+        assert runs[f"{name}-scratch"]["layers"] == runs[name]["layers"]
+        assert runs[f"{name}-scratch"]["after"]["macs"] == runs[name]["after"]["macs"]
+        events = out / PLAIN.replace(":", "-") / f"{name}-seed0" / "result" / "history.jsonl"
+        kinds = [json.loads(line)["event"] for line in events.read_text().splitlines()]
+        if name.startswith("one-shot"):
+            assert kinds.count("Tick") == 1
+        if name.startswith("tick-only"):
+            assert "Tock" not in kinds
+
+
+def test_appendix_e_shows_runs_of_table_3(reproduce: Call, out: Path) -> None:
+    assert reproduce("table3", PLAIN)[0] == 0
+    status, _, err = reproduce("appendix-e", PLAIN)
+    assert status == 0
+    assert err.count("done already") == 4
+    page = page_of(out, "appendix-e", PLAIN)
+    heads, rows = read_page(page)
+    names = ["one-shot-20", "tick-only-20", "tick-tock-20"]
+    assert heads == ["layer", "before", *names]
+    runs = summaries(out, PLAIN)
+    for column, name in enumerate(names, 1):
+        assert [[layer, int(row[0]), int(row[column])] for layer, row in rows.items()] == runs[name]["layers"]
+    # A bar for each layer of each network, and one in the legend.
+    assert len(shapes(page.with_suffix(".svg"), f"fill: {GREY}")) == 3 * (len(rows) + 1)
+
+
+def test_nas_compares_a_pruned_network_with_a_narrower_one(reproduce: Call, out: Path) -> None:
+    status, _, _ = reproduce("nas", VGG, "--quiet")
+    assert status == 0
+    page = page_of(out, "nas", VGG)
+    heads, rows = read_page(page)
+    assert heads[:5] == ["network", "MACs", "parameters", "accuracy", "change"]
+    assert list(rows) == ["quarter", "quarter-scratch", "shrunk"]
+    runs = summaries(out, VGG)
+    whole = runs["baseline"]["after"]
+    for name, (macs, params, accuracy, change, _) in rows.items():
+        after = runs[name]["after"]
+        assert (macs, params) == (f"{after['macs']:,}", f"{after['params']:,}")
+        assert accuracy == f"{after['metrics']['accuracy']:.2f}"
+        assert change == f"{after['metrics']['accuracy'] - whole['metrics']['accuracy']:+.2f}"
+        assert after["macs"] / whole["macs"] == pytest.approx(0.25, abs=0.03)
+    # All layers of the narrower one are narrower by about the same factor.
+    assert runs["shrunk"]["order"]["width"] == pytest.approx(0.05, abs=0.01)
+    assert len(shapes(page.with_suffix(".svg"), f"fill: {GREY}")) == 2 * (13 + 1)
+    assert len(shapes(page.with_suffix(".svg"), f"fill: {BLUE}")) == 13 + 1
+
+
+def test_gfir_draws_a_curve_for_each_score(reproduce: Call, tmp_path: Path) -> None:
+    # Wide enough that a fifth of its filters is more than its ten classes.
+    status, _, err = reproduce("gfir", PLAIN, "--quiet", "--width", 4, "--out", tmp_path)
+    assert (status, err) == (0, "")
+    page = page_of(tmp_path, "gfir", PLAIN)
+    heads, rows = read_page(page)
+    assert heads == ["score", "20% removed", "40% removed", "60% removed", "80% removed"]
+    scores = ("taylor", "slim", "pcnn", "l1", "random")
+    assert sorted(rows) == sorted([*scores, *(f"{score}-sparse" for score in scores if score != "pcnn")])
+    for name, row in rows.items():
+        run = tmp_path / PLAIN.replace(":", "-") / f"{name}-seed0" / "result" / "history.jsonl"
+        events = [json.loads(line) for line in run.read_text().splitlines()]
+        for share, cell in zip((20, 40, 60, 80), row, strict=True):
+            last = [e for e in events if e["filters"] >= (100 - share) / 100 * events[0]["filters"]][-1]
+            assert cell == f"{last['metrics']['accuracy']:.2f}"
+    # Lines of the drawing, and of its legend, which has the same ones.
+    assert len(shapes(page.with_suffix(".svg"), "stroke-width: 1.5")) == 2 * len(rows)
+
+
+def test_segmentation_shows_what_both_networks_see(secateur: Call, tmp_path: Path) -> None:
+    miniature_images.write_voc2011_sbd(tmp_path / "voc", num_images=3)
+    arguments = ["--width", "0.03", "--data", tmp_path / "voc", "--epochs-scale", "0.01", "--device", "cpu", "--quiet"]
+    status, text, _ = secateur("reproduce", "segmentation", *arguments, "--out", tmp_path / "out")
+    assert status == 0
+    page = tmp_path / "out" / "segmentation-fcn32s-voc.md"
+    heads, rows = read_page(page)
+    assert heads == ["network", "MACs", "parameters", "miou", "pixel_accuracy", "the paper"]
+    assert rows["pruned"][0] == fell(summaries(tmp_path / "out", "fcn32s-voc")["pruned"], "macs")
+    assert f"![What both networks see]({page.with_suffix('.svg').name})" in text
+    drawing = list(ElementTree.parse(page.with_suffix(".svg")).iter())
+    # An image, the truth, and two networks' labels, for each of three images.
+    assert sum(node.tag.endswith("}image") for node in drawing) == 3 * 4
+
+
+def test_the_baseline_of_segmentation_alone(secateur: Call, tmp_path: Path) -> None:
+    miniature_images.write_voc2011_sbd(tmp_path / "voc", num_images=1)
+    arguments = ["--width", "0.02", "--data", tmp_path / "voc", "--epochs-scale", "0.01", "--device", "cpu"]
+    status, text, err = secateur("reproduce", "segmentation", *arguments, "--only", "baseline", "--out", tmp_path)
+    assert status == 0, err
+    assert text.startswith("# segmentation\n")
+
+
+def test_again_does_nothing_but_print_the_page(reproduce: Call, out: Path) -> None:
+    first = reproduce("table1", RESNET)
+    times = {path: path.stat().st_mtime_ns for path in (out / RESNET).rglob("*")}
+    status, text, err = reproduce("table1", RESNET)
+    assert (status, text) == (0, first[1])
+    assert [line.split(",")[0] for line in err.splitlines()] == [
+        f"{step}: done already" for step in ("baseline", "GBN-40", "GBN-30")
+    ]
+    assert {path: path.stat().st_mtime_ns for path in (out / RESNET).rglob("*")} == times
+
+
+def test_as_json(reproduce: Call, out: Path) -> None:
+    _, text, _ = reproduce("table1", RESNET)
+    told = json.loads(reproduce("table1", RESNET, "--json", "--quiet")[1])
+    assert told["page"] == str(page_of(out, "table1", RESNET))
+    assert text.startswith(told["text"])
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (["--epochs-scale", "0.5"], "tick_removes, tock_epochs, finetune_epochs"),
+        (["--batch-size", "7"], "batch_size"),
+        (["--width", "0.5"], "width"),
+        (["--hold-out", "3"], "hold_out"),
+    ],
+)
+def test_other_settings_in_the_same_folder_are_refused(
+    reproduce: Call, out: Path, change: list[str], what: str
+) -> None:
+    assert reproduce("table1", RESNET)[0] == 0
+    status, text, err = reproduce("table1", RESNET, *change)
+    assert (status, text) == (2, "")
+    folder = out / RESNET / "baseline-seed0"
+    assert err == f"secateur: {folder} holds a run with other settings ({what}): name another --out\n"
+
+
+def test_another_baseline_in_the_same_folder_is_refused(reproduce: Call, out: Path, tmp_path: Path) -> None:
+    assert reproduce("table1", RESNET)[0] == 0
+    other = out / RESNET / "baseline-seed0" / "original.safetensors"
+    status, _, err = reproduce("table1", RESNET, "--baseline", other)
+    assert status == 2, "the runs that were done began with another network"
+    assert err.splitlines()[-1].startswith(f"secateur: {out / RESNET / 'GBN-40-seed0'} holds a run")
+
+
+def test_only_some_runs(reproduce: Call, out: Path, tmp_path: Path) -> None:
+    status, _, err = reproduce("table1", PLAIN, "--out", tmp_path, "--only", "GBN-*")
+    assert status == 2
+    assert err.splitlines()[-1] == "secateur: GBN-40 starts from baseline, which is not done yet: do that first"
+    assert reproduce("table1", PLAIN, "--out", tmp_path, "--only", "baseline")[0] == 0
+    assert read_page(page_of(tmp_path, "table1", PLAIN))[1] == {}
+    assert reproduce("table1", PLAIN, "--out", tmp_path, "--only", "*30")[0] == 0
+    assert list(read_page(page_of(tmp_path, "table1", PLAIN))[1]) == ["GBN-30"]
+    status, _, err = reproduce("table1", PLAIN, "--out", tmp_path, "--only", "GBM*")
+    assert status == 2
+    assert err == "secateur: there is no step like 'GBM*': there are baseline, GBN-40, GBN-30\n"
+
+
+@pytest.mark.parametrize("experiment", ["throughput", "appendix-d", "appendix-e", "nas", "gfir", "table3"])
+def test_the_baseline_alone(reproduce: Call, experiment: str) -> None:
+    """Its figure has nothing to show yet, and says so, or is left out."""
+    status, text, err = reproduce(experiment, PLAIN, "--only", "baseline", "--seed", "1")
+    assert (status, len(err.splitlines()[-1:])) == (0, 1), err
+    assert text.startswith(f"# {experiment}\n")
+
+
+def test_a_trained_network_from_a_file(reproduce: Call, tmp_path: Path) -> None:
+    import torch
+
+    torch.manual_seed(5)
+    model = own_networks.plain(num_classes=10)
+    torch.save(model.state_dict(), tmp_path / "trained.pth")
+    given = ["--out", tmp_path / "out", "--baseline", tmp_path / "trained.pth", "--only", "GBN-40"]
+    status, _, err = reproduce("table1", PLAIN, *given)
+    assert status == 0, err
+    runs = summaries(tmp_path / "out", PLAIN)
+    assert set(runs) == {"GBN-40"}
+    begun = doing.weights(tmp_path / "out" / PLAIN.replace(":", "-") / "GBN-40-seed0" / "original.safetensors")
+    assert doing.same(begun, dict(model.state_dict()))
+
+
+def test_seeds_have_runs_and_pages_of_their_own(reproduce: Call, tmp_path: Path) -> None:
+    pages = []
+    for seed in (0, 1):
+        status, text, _ = reproduce("table1", PLAIN, "--out", tmp_path, "--seed", seed, "--only", "baseline")
+        assert status == 0
+        assert f", seed {seed}, n = 1," in text
+        pages.append(text.splitlines()[-1])
+    assert len(set(pages)) == 2, "the second page has replaced the first"
+    weights = [
+        doing.weights(tmp_path / PLAIN.replace(":", "-") / f"baseline-seed{seed}" / "original.safetensors")
+        for seed in (0, 1)
+    ]
+    assert not doing.same(*weights)
+
+
+def started(cifar: Path, out: Path) -> list[str]:
+    given = ["--recipe", PLAIN, "--data", str(cifar), "--epochs-scale", "0.3", "--only", "baseline", "--device", "cpu"]
+    return ["reproduce", "table1", *given, "--out", str(out)]
+
+
+def test_stopped_and_gone_on_with(secateur: Call, cifar: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "secateur", *started(cifar, tmp_path)],
+        cwd=OWN,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    events = tmp_path / PLAIN.replace(":", "-") / "baseline-seed0" / "events.jsonl"
+    limit = time.monotonic() + 60
+    while not (events.exists() and events.read_bytes().count(b"\n") > 5):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < limit
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "secateur: stopped and saved; go on with: the same command as before"
+    assert not (events.parent / "result").exists()
+    done = events.read_bytes()
+    status, text, _ = secateur(*started(cifar, tmp_path))
+    assert status == 0
+    assert events.read_bytes().startswith(done)
+    assert text.startswith("# table1\n")
+
+
+@pytest.mark.parametrize(("change", "what"), [(["--batch-size", 3], "batch_size"), (["--hold-out", 2], "hold_out")])
+def test_a_stopped_run_goes_on_as_it_was_or_not_at_all(
+    secateur: Call, cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: list[object], what: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Display, "event", lambda display, event: signal.raise_signal(signal.SIGINT))
+        assert secateur(*started(cifar, tmp_path))[0] == 130
+    status, _, err = secateur(*started(cifar, tmp_path), *change)
+    assert status == 2
+    assert what in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tabel1"], "there is no experiment 'tabel1'; did you mean 'table1' or 'table3' or 'table2'?"),
+        (["table1", "--recipe", "resnet56"], "there is no recipe 'resnet56'; did you mean 'resnet56-cifar10'"),
+        (["table1"], "CIFAR-10 is read from a folder: name it with --data"),
+        (["table1", "--epochs-scale", "0"], "epochs_scale must be above 0, got 0.0"),
+        (["table1", "--recipe", "own_networks:job"], "there is no recipe 'own_networks:job'"),
+        (["table1", "--clip-norm", "-1"], "clip_norm must be above 0, got -1.0"),
+    ],
+)
+def test_a_mistake_is_one_line(secateur: Call, arguments: list[str], message: str, tmp_path: Path) -> None:
+    status, text, err = secateur("reproduce", *arguments, "--out", tmp_path, "--quiet")
+    assert (status, text, len(err.splitlines())) == (2, "", 1), err
+    assert err.startswith(f"secateur: {message}")
+    assert not list(tmp_path.iterdir())

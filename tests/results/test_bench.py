@@ -1,0 +1,83 @@
+"""Networks timed side by side."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import secateur
+from secateur.channels.cost import Cost
+from secateur.errors import InvalidSetting
+from secateur.models.lookup import find_model
+from secateur.results.bench import bench, latency, summarize, time_all
+
+OPTIONS = {
+    "batch": 2,
+    "shape": None,
+    "how": "eager",
+    "precision": "fp32",
+    "channels_last": False,
+    "repetitions": 3,
+    "device": torch.device("cpu"),
+}
+
+
+class Sleeper(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert not self.training
+        self.calls += 1
+        time.sleep(1.0 if self.calls == 5 else 0.02)
+        return x
+
+
+def test_latency_is_a_median_after_warm_up() -> None:
+    model = Sleeper().train()
+    seconds = latency({"one": model, "other": nn.Identity()}, torch.ones(1), repetitions=5)
+    assert model.calls == 8
+    assert 0.02 <= seconds["one"] < 0.5
+    assert model.training
+
+
+def test_by_turns() -> None:
+    order: list[str] = []
+    time_all({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, lambda: None, 2)
+    assert order == ["a", "b"] * 5
+
+
+def test_numbers_of_a_timing() -> None:
+    timing = summarize("net", [0.1, 0.2, 0.3, 0.4, 1.0], 6, Cost(10, 20))
+    assert (timing.median, timing.p90, timing.throughput) == (0.3, 1.0, 6 / 0.3)
+    assert timing.spread == pytest.approx((0.7 - 0.15) / 2 / 0.3)
+
+
+def test_runs_names_and_files_side_by_side(tmp_path: Path) -> None:
+    model = find_model("resnet20")
+    graph = secateur.analyze(model, torch.randn(1, 3, 32, 32))
+    plan = secateur.Plan.drop(graph, 0.5)
+    settings = secateur.TickTock(keep_macs=0.5)
+    result = secateur.Result(model=secateur.shrink(model, plan), plan=plan, settings=settings, history=())
+    secateur.save(result, tmp_path / "run", network={"name": "resnet20", "options": {}}, input=[1, 3, 32, 32])
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    names = ["resnet20", str(tmp_path / "run"), f"resnet20={tmp_path / 'weights.pth'}"]
+    timings, _ = bench(names, **OPTIONS)  # pyright: ignore
+    assert [timing.name for timing in timings] == names
+    assert [timing.macs for timing in timings] == [graph.macs, plan.cost.macs, graph.macs]
+    assert all(0 < timing.median <= timing.p90 for timing in timings)
+
+
+@pytest.mark.parametrize("how", ["eager", "onnxruntime"])
+def test_ways_to_run(how: str) -> None:
+    (timing,), place = bench(["resnet20"], **{**OPTIONS, "how": how})  # pyright: ignore
+    assert timing.median > 0
+    assert "core" in place
+
+
+def test_half_precision_is_not_for_onnxruntime() -> None:
+    with pytest.raises(InvalidSetting, match="onnxruntime is timed on the CPU in fp32"):
+        bench(["resnet20"], **{**OPTIONS, "how": "onnxruntime", "precision": "bf16"})  # pyright: ignore

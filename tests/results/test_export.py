@@ -1,0 +1,139 @@
+"""Pruned networks in other forms, run by other programs."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import secateur
+from secateur.models.lookup import find_model
+from secateur.results.export import (
+    export_onnx,
+    export_program,
+    export_torchscript,
+    export_weights,
+    fold_batchnorm,
+)
+
+NETWORKS = {
+    "resnet56": ({}, 32),
+    "vgg16_m": ({}, 32),
+    "torchvision:mobilenet_v2": ({}, 64),
+    "torchvision:densenet121": ({}, 64),
+    "timm:efficientnet_b0": ({}, 64),
+    "fcn32s": ({"width": 1 / 8}, 64),
+}
+FAST = ("resnet56", "torchvision:mobilenet_v2")
+
+
+def pruned(name: str) -> tuple[nn.Module, Tensor]:
+    """The network with 40% of every group gone, and norms that have seen something."""
+    options, size = NETWORKS[name]
+    torch.manual_seed(0)
+    model: Any = find_model(name, **options)
+    example = torch.randn(2, 3, size, size)
+    model.train()(example)
+    if name == "fcn32s":
+        nn.init.normal_(model.score.weight, std=0.05)
+    graph = secateur.analyze(model.eval(), example[:1])
+    return secateur.shrink(model, secateur.Plan.drop(graph, 0.4)), example[:1]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NETWORKS])
+def test_onnx_runs_in_onnxruntime(name: str, tmp_path: Path) -> None:
+    model, example = pruned(name)
+    difference = export_onnx(model, example, tmp_path / "network.onnx")
+    assert 0 < difference < 1e-4
+    written = onnx.load(tmp_path / "network.onnx")
+    onnx.checker.check_model(written)
+    (given,) = written.graph.input
+    assert given.type.tensor_type.shape.dim[0].dim_param
+    sizes = sum(int(torch.tensor(w.dims).prod()) for w in written.graph.initializer if w.data_type == 1)
+    assert sizes == pytest.approx(sum(t.numel() for t in model.state_dict().values()), rel=0.05)
+
+
+def test_a_program_runs_without_our_code(tmp_path: Path) -> None:
+    model, example = pruned("resnet56")
+    assert export_program(model, example, tmp_path / "network.pt2") < 1e-5
+    torch.save((example, model(example).detach()), tmp_path / "wanted.pt")
+    code = """
+import sys, torch
+sys.modules["secateur"] = None
+program = torch.export.load("network.pt2").module()
+example, wanted = torch.load("wanted.pt")
+assert torch.allclose(program(example), wanted, atol=1e-5)
+assert program(example.expand(5, -1, -1, -1)).shape[0] == 5
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+
+
+def test_torchscript(tmp_path: Path) -> None:
+    model, example = pruned("resnet56")
+    assert export_torchscript(model, example, tmp_path / "network.pt") < 1e-5
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "weights.pth"])
+def test_weights(file: str, tmp_path: Path) -> None:
+    model, _ = pruned("resnet56")
+    export_weights(model, tmp_path / file)
+    path = tmp_path / file
+    found = load_file(path) if file.endswith("safetensors") else torch.load(path, weights_only=True)
+    assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(("name", "count"), [("resnet56", 57), ("torchvision:mobilenet_v2", 52)])
+def test_folding_leaves_the_function_and_no_norms(name: str, count: int) -> None:
+    model, example = pruned(name)
+    folded, number = fold_batchnorm(model, example)
+    norms = [module for module in folded.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert (number, len(norms)) == (count, 0)
+    assert any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    images = torch.randn(3, *example.shape[1:])
+    with torch.no_grad():
+        assert torch.allclose(folded.double()(images.double()), model.double()(images.double()), rtol=1e-4, atol=1e-5)
+
+
+class Tempting(nn.Module):
+    """A norm behind a sum, a convolution whose output goes two ways, and one that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+        self.twice, self.behind = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+        self.fork, self.one = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(x) + x)
+        x = self.behind(self.twice(self.twice(x)))
+        y = self.fork(x)
+        return self.one(y) + y
+
+
+def test_what_cannot_be_folded_is_left_or_refused() -> None:
+    torch.manual_seed(0)
+    model = Tempting()
+    for _ in range(3):
+        model(torch.randn(4, 3, 5, 5) + 1)
+    with pytest.raises(secateur.NotEquivalent, match="differs from the network"):
+        fold_batchnorm(model, torch.randn(1, 3, 5, 5))
+    model.one = nn.Identity()  # pyright: ignore
+    folded, number = fold_batchnorm(model, torch.randn(1, 3, 5, 5))
+    assert number == 0
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in folded.modules()) == 2
+
+
+class Chooser(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.sum()) > 0 else -x
+
+
+def test_a_network_that_cannot_be_exported_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(secateur.CannotExport, match="Chooser cannot be written as an exported program: "):
+        export_program(Chooser(), torch.randn(1, 3), tmp_path / "network.pt2")
+    assert not list(tmp_path.iterdir())
