@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         UnreachableBudget,
     )
     from secateur.pruning.gates import Gates, insert_gates_, merge_gates_
+    from secateur.pruning.latency import LatencyTable, measure_latency
     from secateur.pruning.pruner import Pruner, Removal
     from secateur.pruning.scores import Oracle, Score
     from secateur.recipes.jobs import Job
@@ -68,6 +69,7 @@ __all__ = [
     "InvalidSetting",
     "InvalidTask",
     "Job",
+    "LatencyTable",
     "Member",
     "MissingExtra",
     "NonFiniteLoss",
@@ -93,6 +95,7 @@ __all__ = [
     "classification",
     "insert_gates_",
     "load",
+    "measure_latency",
     "merge_gates_",
     "save",
     "segmentation",
@@ -150,7 +153,9 @@ _HOME = {
     "classification": "training.task",
     "insert_gates_": "pruning.gates",
     "merge_gates_": "pruning.gates",
+    "LatencyTable": "pruning.latency",
     "load": "results.load",
+    "measure_latency": "pruning.latency",
     "save": "results.artifact",
     "segmentation": "training.task",
     "shrink": "channels.shrink",

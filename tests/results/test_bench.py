@@ -11,7 +11,8 @@ import secateur
 from secateur.channels.cost import Cost
 from secateur.errors import InvalidSetting
 from secateur.models.lookup import find_model
-from secateur.results.bench import bench, latency, summarize, time_all
+from secateur.pruning.latency import time_by_turns
+from secateur.results.bench import bench, latency, summarize
 
 OPTIONS = {
     "batch": 2,
@@ -46,7 +47,7 @@ def test_latency_is_a_median_after_warm_up() -> None:
 
 def test_by_turns() -> None:
     order: list[str] = []
-    time_all({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, lambda: None, 2)
+    time_by_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, lambda: None, 2)
     assert order == ["a", "b"] * 5
 
 

@@ -39,7 +39,7 @@ def test_presets_and_changes() -> None:
         ({"keep_macs": 0.5, "tock_epochs": 0}, "tock_epochs must be 1 or more, got 0"),
         ({"keep_macs": 0.5, "ticks_per_tock": -1}, "ticks_per_tock must not be negative"),
         ({"keep_macs": 0.5, "tick_per_class": 0}, "tick_per_class must be 1 or more"),
-        ({"keep_macs": 0.5, "rank": "size"}, "rank must be one of score, score_per_mac, score_per_param, got 'size'"),
+        ({"keep_macs": 0.5, "rank": "size"}, "rank must be one of auto, score, .*, got 'size'"),
         ({"keep_macs": 0.5, "cut": "never"}, "cut must be one of auto, now, end"),
     ],
 )

@@ -15,6 +15,7 @@ from secateur.channels.groups import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.errors import InvalidOptimizer, InvalidSetting
 from secateur.pruning.gates import FilterScale, Gates, insert_gates_, merge_gates_
+from secateur.pruning.latency import LatencyTable
 from secateur.pruning.scores import Score, Taylor, make_score
 from secateur.pruning.select import (
     Budget,
@@ -51,7 +52,8 @@ class Pruner:
 
     graph: the model's channel graph, if you have it; else it is analysed with the example.
     score: a name (taylor, slim, pcnn, l1, l2, fpgm, apoz, random) or a `Score`.
-    rank: by score, or by score per MAC or parameter that the channel's removal would save.
+    rank: by score, or by score per MAC, parameter or microsecond that the channel's removal would save.
+    latency: what layers take, from `measure_latency`; for ranks by microsecond and budgets of latency.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1))
     >>> images = torch.randn(4, 3, 8, 8)
@@ -80,6 +82,7 @@ class Pruner:
         at_least: Mapping[str, float] | None = None,
         ignore: Ignore = (),
         filter_scale: FilterScale = "norm",
+        latency: LatencyTable | None = None,
     ) -> None:
         if graph is None:
             if example is None:
@@ -90,7 +93,8 @@ class Pruner:
         self.limits = Limits(min_channels, min_ratio, multiple_of, at_least or {})
         self.graph = graph
         self.floors = self.limits.floors(graph)
-        ranked(graph, graph.all_kept(), torch.zeros(graph.num_channels), rank)
+        self.latency = latency
+        ranked(graph, graph.all_kept(), torch.zeros(graph.num_channels), rank, latency)
         self.gates: Gates = insert_gates_(model, graph, filter_scale=filter_scale)
         self.model = model
         self.kept = graph.all_kept()
@@ -141,20 +145,21 @@ class Pruner:
         keep_macs: float | None = None,
         keep_params: float | None = None,
         keep_filters: float | None = None,
+        keep_latency: float | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         cut: bool = True,
     ) -> Removal:
         """Remove the channels that score least, and begin a new score.
 
         fraction: this share of the filters that remain, at most; without it, as many as the budget needs.
-        keep_macs, keep_params, keep_filters: stop where the network has come down to this share of the whole.
+        keep_macs, keep_params, keep_filters, keep_latency: stop where the network has come down to this share.
         optimizer: the one that trains the model, so that its state is cut along.
         cut: cut the tensors now; else the channels are only masked until `cut_`, unless a learnt shift behind the gate
             could wake them up.
         """
         if fraction is not None and not 0 < fraction <= 1:
             raise InvalidSetting(f"fraction is a share of the remaining filters, above 0 and at most 1, got {fraction}")
-        budget = make_budget(keep_macs, keep_params, keep_filters)
+        budget = make_budget(keep_macs, keep_params, keep_filters, keep_latency, self.latency)
         if fraction is None and budget is None:
             raise InvalidSetting("say how much to prune: a fraction, or a budget such as keep_macs=0.4")
         if optimizer is not None:
@@ -166,7 +171,7 @@ class Pruner:
             raise InvalidSetting("the score has seen no gradient: call observe() after loss.backward()")
         if observed and self.skipped == observed:
             raise InvalidSetting(f"none of the {observed} gradients that the score has seen was finite")
-        worth = ranked(self.graph, self.kept, self.agree(self.score.end()), self.rank)
+        worth = ranked(self.graph, self.kept, self.agree(self.score.end()), self.rank, self.latency)
         quota = None
         if fraction is not None:
             gated = filters_per_channel(self.graph)[self.kept & self.gates.removable]
@@ -230,10 +235,18 @@ class Pruner:
             )
 
 
-def make_budget(keep_macs: float | None, keep_params: float | None, keep_filters: float | None) -> Budget | None:
+def make_budget(
+    keep_macs: float | None,
+    keep_params: float | None,
+    keep_filters: float | None,
+    keep_latency: float | None = None,
+    table: LatencyTable | None = None,
+) -> Budget | None:
     """The one budget among these; None without any."""
-    given = {"macs": keep_macs, "params": keep_params, "filters": keep_filters}
-    chosen = [Budget(kind, share) for kind, share in given.items() if share is not None]
+    given = {"macs": keep_macs, "params": keep_params, "filters": keep_filters, "latency": keep_latency}
+    chosen = [
+        Budget(kind, share, table if kind == "latency" else None) for kind, share in given.items() if share is not None
+    ]
     if len(chosen) > 1:
         raise InvalidSetting(f"one budget at a time: got {' and '.join(f'keep_{b.kind}' for b in chosen)}")
     return chosen[0] if chosen else None

@@ -13,31 +13,39 @@ from torch import Tensor
 
 from secateur.channels.groups import ChannelGraph, ChannelGroup
 from secateur.errors import InvalidSetting, UnreachableBudget, unknown_name
+from secateur.pruning.latency import LatencyTable
 
-Rank = Literal["score", "score_per_mac", "score_per_param"]
-UNITS = {"macs": "MACs", "params": "parameters", "filters": "filters"}
+Rank = Literal["score", "score_per_mac", "score_per_param", "score_per_microsecond"]
+RANKS = ["score", "score_per_mac", "score_per_param", "score_per_microsecond"]
+UNITS = {"macs": "MACs", "params": "parameters", "filters": "filters", "latency": "microseconds"}
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A share of the whole network's MACs, parameters or filters to be kept."""
+    """A share of the whole network's MACs, parameters, filters or latency to be kept."""
 
     kind: str
     share: float
+    table: LatencyTable | None = None
+    """What layers take, for a budget of latency."""
 
     def __post_init__(self) -> None:
         if self.kind not in UNITS:
             raise unknown_name("budget", self.kind, list(UNITS))
         if not 0 < self.share <= 1:
             raise InvalidSetting(f"keep_{self.kind} is a share, above 0 and at most 1, got {self.share}")
+        if self.kind == "latency" and self.table is None:
+            raise InvalidSetting("keep_latency needs to know what layers take: latency=measure_latency(model, example)")
 
-    def value(self, graph: ChannelGraph, kept: Tensor) -> int:
+    def value(self, graph: ChannelGraph, kept: Tensor) -> float:
         if self.kind == "filters":
             return graph.num_filters - int(filters_per_channel(graph)[~kept].sum())
+        if self.table is not None:
+            return self.table.value(graph, kept)
         return (graph.count_macs if self.kind == "macs" else graph.count_params)(kept)
 
-    def whole(self, graph: ChannelGraph) -> int:
-        return graph.num_filters if self.kind == "filters" else graph.macs if self.kind == "macs" else graph.params
+    def whole(self, graph: ChannelGraph) -> float:
+        return self.value(graph, graph.all_kept())
 
     def met(self, graph: ChannelGraph, kept: Tensor) -> bool:
         """Whether no more than the share is left, but for rounding: 0.29 of 100 filters are 29."""
@@ -102,7 +110,7 @@ def check_reachable(graph: ChannelGraph, budget: Budget, floors: Tensor) -> None
     if budget.met(graph, lowest):
         return
     whole, left = budget.whole(graph), budget.value(graph, lowest)
-    held: list[tuple[int, str]] = []
+    held: list[tuple[float, str]] = []
     for group, floor in zip(graph.groups, floors.tolist(), strict=True):
         if floor > group.at_least:
             lower = lowest.clone()
@@ -118,14 +126,18 @@ def check_reachable(graph: ChannelGraph, budget: Budget, floors: Tensor) -> None
     )
 
 
-def ranked(graph: ChannelGraph, kept: Tensor, scores: Tensor, rank: Rank) -> Tensor:
+def ranked(graph: ChannelGraph, kept: Tensor, scores: Tensor, rank: Rank, table: LatencyTable | None = None) -> Tensor:
     """The scores, divided by what each channel would save now if so asked."""
     if scores.shape != kept.shape or bool(scores[kept].isnan().any()):
         raise InvalidSetting(f"a score gives one number, not NaN, for each of the {kept.numel()} channels")
     if rank == "score":
         return scores.double()
-    if rank not in ("score_per_mac", "score_per_param"):
-        raise unknown_name("rank", rank, ["score", "score_per_mac", "score_per_param"])
+    if rank not in RANKS:
+        raise unknown_name("rank", rank, RANKS)
+    if rank == "score_per_microsecond":
+        if table is None:
+            raise InvalidSetting(f"{rank} needs to know what layers take: latency=measure_latency(model, example)")
+        return scores.double() / table.savings(graph, kept)
     saved = graph.savings(kept)[0 if rank == "score_per_mac" else 1]
     return scores.double() / saved.clamp_min(1)
 

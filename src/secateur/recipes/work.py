@@ -14,15 +14,20 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from secateur.channels.analyze import analyze
+from secateur.channels.example import map_tensors
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.errors import DamagedRun, Interrupted, InvalidSetting
 from secateur.models.weights import load_weights_
+from secateur.pruning.latency import LatencyTable, measure_latency
 from secateur.recipes.controls import initialize_
 from secateur.recipes.jobs import Job, Order, build
 from secateur.recipes.paper import find_recipe
 from secateur.results.artifact import save, write
+from secateur.results.bench import latency
 from secateur.results.load import fill_, find_result, read_plan
+from secateur.results.structure import read_json
+from secateur.results.summary import device_name
 from secateur.ticktock.events import Event, Finished, Result
 from secateur.ticktock.run import Run
 from secateur.ticktock.schedule import TickTock
@@ -30,10 +35,13 @@ from secateur.training.batches import device_of
 from secateur.training.checkpoint import read_config
 from secateur.training.distributed import World
 from secateur.training.engine import Engine
+from secateur.training.loop import PRECISIONS
 from secateur.training.randomness import seeded
 
 ORIGINAL, SHAPE, TEACHER = "original.safetensors", "shape.json", "teacher.safetensors"
 """Beside the run: the network it starts from, the plan by which that was cut before, and what it learns from."""
+TABLE = "latency.json"
+"""And what its layers take, for a budget of latency."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,9 @@ def perform(
     if plan is not None and settings.keep_macs != 1:
         raise InvalidSetting(f"{order.weights} is pruned already: prune the whole network further instead, or finetune")
     about = {"order": order.to_dict(), "network": job.network, "input": shape_of(job.example)}
+    table = _latency_table(job, settings, engine, out, watcher.say) if settings.keep_latency is not None else None
+    if table is not None:
+        about["latency_table"] = table.where
     run = Run(
         settings,
         job.model,
@@ -70,6 +81,7 @@ def perform(
         about=about,
         say=watcher.say,
         teacher=teacher,
+        latency=table,
     )
     run.watch = watcher.step
     result = None
@@ -83,6 +95,9 @@ def perform(
         # What was kept, in terms of the network that was cut first.
         result = replace(result, plan=plan)
     if world.leads:
+        watcher.say("timing both networks")
+        seconds = latency({"before": job.model, "after": result.model}, job.example)
+        about["latency"] = {**seconds, "batch": 1, "device": device_name(device)}
         save(result, out / "result", **about)
     return result
 
@@ -141,6 +156,19 @@ def find_start(name: str) -> Start:
     originals = [folder.parent / TEACHER, folder.parent / ORIGINAL]
     original = next((path for path in originals if path.is_file()), None)
     return Start(folder / "model.safetensors", json.dumps(plan), original)
+
+
+def _latency_table(job: Job, settings: TickTock, engine: Engine, out: Path, say: Callable[[str], None]) -> LatencyTable:
+    """What layers take on this device: measured when the run begins, and kept in its folder."""
+    world, path = World.current(), out / TABLE
+    if world.leads and not path.is_file():
+        say("measuring what the layers take on this device")
+        example = map_tensors(job.example, lambda tensor: torch.cat([tensor[:1]] * settings.latency_batch))
+        precision = PRECISIONS.get(engine.precision, torch.float32)
+        table = measure_latency(job.model, example, precision=precision, channels_last=engine.channels_last)
+        write(path, lambda target: target.write_text(json.dumps(table.to_dict())))
+    world.wait()
+    return LatencyTable.from_dict(read_json(path))
 
 
 def shape_of(example: Any) -> list[int] | None:

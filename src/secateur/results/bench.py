@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -16,11 +15,11 @@ from secateur.channels.cost import Cost
 from secateur.channels.example import Example
 from secateur.errors import InvalidSetting
 from secateur.extras import import_extra
+from secateur.pruning.latency import time_by_turns, waiting_for
 from secateur.results.network import open_network
-from secateur.results.summary import processor
+from secateur.results.summary import device_name
 from secateur.training.task import evaluating
 
-WARM_UP = 3
 Runner = Literal["eager", "compiled", "onnxruntime"]
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -47,22 +46,6 @@ class Timing:
         return {**asdict(self), "throughput": self.throughput}
 
 
-def time_all(
-    calls: Mapping[str, Callable[[], object]], wait: Callable[[], None], repetitions: int
-) -> dict[str, list[float]]:
-    """Seconds of every call of each, taken by turns so that a busy moment hits all alike; the first are warm-up."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for round_number in range(-WARM_UP, repetitions):
-        for name, call in calls.items():
-            wait()
-            started = time.perf_counter()
-            call()
-            wait()
-            if round_number >= 0:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
-
-
 def latency(models: dict[str, nn.Module], example: Any, repetitions: int = 30) -> dict[str, float]:
     """Median seconds of one forward pass of each."""
     call = Example.of(example)
@@ -74,13 +57,9 @@ def latency(models: dict[str, nn.Module], example: Any, repetitions: int = 30) -
 
     calls = {name: lambda model=model: run(model) for name, model in models.items()}
     return {
-        name: statistics.median(values) for name, values in time_all(calls, waiting_for(device), repetitions).items()
+        name: statistics.median(values)
+        for name, values in time_by_turns(calls, waiting_for(device), repetitions).items()
     }
-
-
-def waiting_for(device: torch.device) -> Callable[[], None]:
-    """What waits until the device has done its work."""
-    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
 
 
 def bench(
@@ -110,9 +89,9 @@ def bench(
         images = torch.randn(batch, *example.shape[1:]).to(device, PRECISIONS[precision])
         calls[name] = runner(model, images.contiguous(memory_format=layout), how)
     say("by turns")
-    seconds = time_all(calls, waiting_for(device), repetitions)
+    seconds = time_by_turns(calls, waiting_for(device), repetitions)
     timings = [summarize(name, seconds[name], batch, costs[name]) for name in calls]
-    return timings, torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+    return timings, device_name(device)
 
 
 def runner(model: nn.Module, images: Tensor, how: Runner) -> Callable[[], object]:

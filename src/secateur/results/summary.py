@@ -26,7 +26,7 @@ def summarize(result: Result, about: dict[str, Any]) -> dict[str, Any]:
         "after": {"macs": after.macs, "params": after.params, "metrics": result.metrics},
         "seconds": sum(event.seconds for event in result.history),
         "layers": [[layer.name, layer.before, layer.after] for layer in layers_of(result)],
-        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "hardware": device_name(device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
 
@@ -38,6 +38,8 @@ def layers_of(result: Result) -> list[Layer]:
     return layers_after(graph.widths, removed)
 
 
-def processor() -> str:
-    """The machine in words."""
-    return f"{os.cpu_count()}-core {platform.machine()}"
+def device_name(device: torch.device) -> str:
+    """The GPU, or the machine, in words."""
+    return (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()}-core {platform.machine()}"
+    )

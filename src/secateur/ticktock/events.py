@@ -59,9 +59,9 @@ class Tick(Event):
     """Channels by group."""
     skipped: int
     """Batches that the score left out because their gradient was not finite."""
-    scores: list[float]
+    scores: list[float] = field(default_factory=list)
     """Deciles of what the channels were ranked by, from the smallest to the largest."""
-    threshold: float
+    threshold: float = 0.0
     """The largest of those that were removed."""
 
 

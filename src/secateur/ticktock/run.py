@@ -15,11 +15,12 @@ from secateur.channels.groups import ChannelGraph
 from secateur.channels.shrink import copy_model
 from secateur.errors import Diverged, Interrupted, NonFiniteLoss
 from secateur.pruning.folded import Folded
+from secateur.pruning.latency import LatencyTable
 from secateur.pruning.pruner import Pruner, make_budget
 from secateur.pruning.select import Limits, check_reachable
 from secateur.ticktock.events import Event, FineTune, Finished, Result, Start, Tick, Tock
 from secateur.ticktock.record import Cursor, Record
-from secateur.ticktock.schedule import TickTock
+from secateur.ticktock.schedule import BUDGETS, TickTock
 from secateur.training.batches import count, device_of, draw, shard
 from secateur.training.distill import distilled
 from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_
@@ -54,11 +55,14 @@ class Run:
         about: dict[str, Any] | None = None,
         say: Callable[[str], None] = lambda text: None,
         teacher: nn.Module | None = None,
+        latency: LatencyTable | None = None,
     ) -> None:
         self.settings, self.task, self.given = settings, task, model
         self.engine = engine or Engine()
         self.world = World.current()
-        budget = make_budget(settings.keep_macs, settings.keep_params, settings.keep_filters)
+        budget = make_budget(
+            settings.keep_macs, settings.keep_params, settings.keep_filters, settings.keep_latency, latency
+        )
         assert budget is not None
         self.budget = budget
         limits = Limits(settings.min_channels, settings.min_ratio, settings.multiple_of, settings.at_least)
@@ -75,7 +79,8 @@ class Run:
             self.model,
             graph=graph,
             score=settings.score,
-            rank=settings.rank,
+            rank=settings.ranking,  # pyright: ignore
+            latency=latency,
             min_channels=settings.min_channels,
             min_ratio=settings.min_ratio,
             multiple_of=settings.multiple_of,
@@ -188,9 +193,7 @@ class Run:
         skipped = self.pruner.skipped
         removal = self.pruner.prune(
             settings.tick_removes,
-            keep_macs=settings.keep_macs,
-            keep_params=settings.keep_params,
-            keep_filters=settings.keep_filters,
+            **{name: getattr(settings, name) for name in BUDGETS},
             optimizer=self.optimizer,
             cut=self.cut_at_once,
         )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from secateur.channels.groups import ChannelGraph
+    from secateur.pruning.latency import LatencyTable
     from secateur.ticktock.events import Event, Result
     from secateur.training.task import Task
 
@@ -34,12 +35,19 @@ class TickTock:
     keep_filters: float | None = None
     """The same for filters."""
 
+    keep_latency: float | None = None
+    """The same for the time that the layers take on the device, by a table that is measured once."""
+
+    latency_batch: int = 1
+    """Images in the batch for which that time counts."""
+
     score: str = "taylor"
     """What a channel is worth: taylor (the paper's), slim, pcnn, l1, l2, fpgm, apoz, random, or a score of your own by
     the name under which it is registered."""
 
-    rank: Literal["score", "score_per_mac", "score_per_param"] = "score"
-    """Rank by the score as it is, or per MAC or parameter that removing the channel would save."""
+    rank: Literal["auto", "score", "score_per_mac", "score_per_param", "score_per_microsecond"] = "auto"
+    """Rank by the score as it is, or per MAC, parameter or microsecond that removing the channel would save; auto:
+    per microsecond for keep_latency, else as it is."""
 
     tick_removes: float = 0.01
     """Share of the remaining filters that a Tick removes. The paper: 0.01, and 0.002 for ResNets."""
@@ -142,14 +150,14 @@ class TickTock:
         budgets = {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
         if len(budgets) != 1:
             got = " and ".join(budgets) if budgets else "none"
-            raise InvalidSetting(f"one budget is needed: keep_macs, keep_params or keep_filters; got {got}")
+            raise InvalidSetting(f"one budget is needed: {', '.join(BUDGETS[:-1])} or {BUDGETS[-1]}; got {got}")
         name, share = budgets.popitem()
         if not 0 < share <= 1:
             raise InvalidSetting(f"{name} is the share that is left, above 0 and at most 1, got {share}")
         for name in ("tick_removes", "tick_data"):
             if not 0 < getattr(self, name) <= 1:
                 raise InvalidSetting(f"{name} is a share, above 0 and at most 1, got {getattr(self, name)}")
-        for name in ("tick_epochs", "tock_epochs", "min_channels", "multiple_of"):
+        for name in ("tick_epochs", "tock_epochs", "min_channels", "multiple_of", "latency_batch"):
             if getattr(self, name) < 1:
                 raise InvalidSetting(f"{name} must be 1 or more, got {getattr(self, name)}")
         for name in ("distill", "ema"):
@@ -179,6 +187,13 @@ class TickTock:
         """The baseline without Tocks."""
         return cls(**{"ticks_per_tock": 0, **settings})
 
+    @property
+    def ranking(self) -> str:
+        """What is ranked by, once "auto" is decided."""
+        if self.rank != "auto":
+            return self.rank
+        return "score_per_microsecond" if self.keep_latency is not None else "score"
+
     def but(self, **settings: Any) -> TickTock:
         """The same with other values for some settings.
 
@@ -207,12 +222,13 @@ class TickTock:
         progress: Callable[[Event], object] | None = None,
         engine: Engine | None = None,
         folder: str | Path | None = None,
+        latency: LatencyTable | None = None,
     ) -> Result:
         """Prune and fine-tune a copy of the model; `progress`, e.g. `print`, is called with every event on the way."""
         from secateur.ticktock.events import Finished
 
         event = None
-        for event in self.steps(model, graph, task, engine=engine, folder=folder):
+        for event in self.steps(model, graph, task, engine=engine, folder=folder, latency=latency):
             if progress is not None:
                 progress(event)
         assert isinstance(event, Finished)
@@ -226,21 +242,23 @@ class TickTock:
         *,
         engine: Engine | None = None,
         folder: str | Path | None = None,
+        latency: LatencyTable | None = None,
     ) -> Iterator[Event]:
         """The same, as events: Start, then Tick and Tock by turns, FineTune per epoch, and Finished with the result.
 
         engine: how to use the hardware.
         folder: where the run lives; one that was stopped there goes on where it was, given the same again.
+        latency: what layers take, from `measure_latency`; for keep_latency.
         """
         from secateur.ticktock.run import Run
 
-        return Run(self, model, graph, task, engine=engine, folder=folder).events()
+        return Run(self, model, graph, task, engine=engine, folder=folder, latency=latency).events()
 
 
 SHAPES = ("triangle", "warmup", "cosine", "steps", "constant")
-BUDGETS = ("keep_macs", "keep_params", "keep_filters")
+BUDGETS = ("keep_macs", "keep_params", "keep_filters", "keep_latency")
 CHOICES = {
-    "rank": ("score", "score_per_mac", "score_per_param"),
+    "rank": ("auto", "score", "score_per_mac", "score_per_param", "score_per_microsecond"),
     "filter_scale": ("norm", "mean"),
     "cut": ("auto", "now", "end"),
     "evaluate": ("always", "phases", "end"),

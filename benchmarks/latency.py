@@ -1,0 +1,110 @@
+"""MACs removed against time saved: with widths as they come, in multiples of 8, and by a budget of latency.
+
+python benchmarks/latency.py                        through onnxruntime on the CPU, into docs/latency_cpu.md
+python benchmarks/latency.py --device cuda          bf16, channels last, batch 64, into docs/latency_cuda.md
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from coverage_report import hardware
+from torch import nn
+
+import secateur
+from secateur.models.lookup import find_model
+from secateur.pruning.latency import time_by_turns, waiting_for
+from secateur.results.bench import runner, summarize
+
+DOCS = Path(__file__).parent.parent / "docs"
+NETWORKS = ("torchvision:resnet50", "torchvision:mobilenet_v2")
+SHARES = (0.6, 0.45)
+PAPER = "The paper, ResNet-50 on a Titan X Pascal, batch 64: 59% of the MACs left +30% images/s, 45% left +43%."
+METHOD = """Weights are random, and filters ranked by their L1 norm: what is cut is not what a trained network would lose, but
+widths and times are of the kind that such a cut gives. "as they come" and "multiples of 8" have a budget of MACs;
+"by latency" has the same share as a budget of time, by a table of what each layer takes by itself at several widths on
+this device, and ranks by score per microsecond. Times are medians of n = {repetitions} passes of {images}, taken by
+turns with the whole network."""
+
+
+def pruned(model: nn.Module, example: torch.Tensor, share: float, kind: str, table: Any) -> nn.Module:
+    """The network with that share of its MACs, or of its time, left."""
+    copy = secateur.shrink(model, secateur.Plan.drop(secateur.analyze(model, example, probe=False), 0.0))
+    if kind == "by latency":
+        pruner = secateur.Pruner(copy, example, score="l1", rank="score_per_microsecond", latency=table)
+        pruner.prune(keep_latency=share)
+    else:
+        pruner = secateur.Pruner(copy, example, score="l1", multiple_of=8 if "8" in kind else 1)
+        pruner.prune(keep_macs=share)
+    return pruner.finish().eval()
+
+
+def measure(name: str, device: torch.device, batch: int, repetitions: int) -> list[str]:
+    """Rows of the table for one network."""
+    torch.manual_seed(0)
+    model = find_model(name).eval()
+    example = torch.randn(1, 3, 224, 224)
+    on_gpu = device.type == "cuda"
+    precision = torch.bfloat16 if on_gpu else torch.float32
+    batched = torch.randn(batch, 3, 224, 224, device=device)
+    table = secateur.measure_latency(model.to(device), batched, precision=precision, channels_last=on_gpu)
+    model.to("cpu")
+    networks: dict[str, nn.Module] = {"whole": model}
+    for share in SHARES:
+        for kind in ("as they come", "multiples of 8", "by latency"):
+            networks[f"{share:.0%}, {kind}"] = pruned(model, example, share, kind, table)
+            print(name, share, kind, flush=True)
+    costs = {label: secateur.analyze(network, example, probe=False).cost() for label, network in networks.items()}
+    layout = torch.channels_last if on_gpu else torch.contiguous_format
+    images = batched.to(precision).contiguous(memory_format=layout)
+    calls = {}
+    for label, network in networks.items():
+        network.to(device, precision).to(memory_format=layout)  # pyright: ignore
+        calls[label] = runner(network, images, "eager" if on_gpu else "onnxruntime")
+    seconds = time_by_turns(calls, waiting_for(device), repetitions)
+    timings = [summarize(label, seconds[label], batch, costs[label]) for label in calls]
+    whole = timings[0]
+    return [
+        f"| {name} | {t.name} | {t.macs / whole.macs:.1%} | {t.params / whole.params:.1%} | {1000 * t.median:.2f} | "
+        f"{t.median / whole.median:.1%} | {whole.median / t.median - 1:+.0%} | {t.spread:.0%} |"
+        for t in timings
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--batch", type=int, help="images at a time: 1 on the CPU, 64 on a GPU")
+    parser.add_argument("--repetitions", type=int, default=20, help="timed passes of each network")
+    parser.add_argument("--out", type=Path, help="where the page goes")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    batch = options.batch or (64 if device.type == "cuda" else 1)
+    rows = [row for name in NETWORKS for row in measure(name, device, batch, options.repetitions)]
+    where = torch.cuda.get_device_name() + ", " + hardware() if device.type == "cuda" else hardware()
+    how = "bf16, channels last, eager" if device.type == "cuda" else "fp32, through onnxruntime"
+    text = "\n".join(
+        [
+            "# MACs removed against time saved",
+            "",
+            f"Made by `python benchmarks/latency.py --device {device.type}` on {where}; {how}; seed 0.",
+            "",
+            METHOD.format(repetitions=options.repetitions, images=f"{batch} images of 224x224"),
+            "",
+            "| network | cut to | MACs left | parameters left | median ms | time left | images/s | spread |",
+            "|---|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            PAPER,
+            "",
+        ]
+    )
+    (options.out or DOCS / f"latency_{device.type}.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

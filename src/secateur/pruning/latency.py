@@ -1,0 +1,264 @@
+"""How long every layer takes at every width on this device: a table that tells what removing a channel buys."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from secateur.channels.cost import is_kept
+from secateur.channels.example import Example
+from secateur.channels.groups import ChannelGraph
+from secateur.errors import InvalidSetting
+
+SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
+"""Of a layer's channels: the widths that are measured. Between them the time is taken to be straight."""
+WARM_UP = 3
+"""Calls before the first that counts."""
+SMALLEST_SAVING = 1e-3
+"""Microseconds that a channel saves at least, where the device does not notice it."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """Microseconds of one layer by the number of its inputs and outputs."""
+
+    name: str
+    """Of the layer's weight."""
+    axes: tuple[int | None, int | None]
+    """The weight's axes along which inputs and outputs lie; None for one that follows the other, as in depthwise."""
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    microseconds: tuple[tuple[float, ...], ...]
+    """A row for each number of inputs."""
+
+    def at(self, inputs: float, outputs: float) -> float:
+        """Between the four widths around it, linearly."""
+        row, down = _place(self.inputs, inputs)
+        column, right = _place(self.outputs, outputs)
+        table = self.microseconds
+        ends = [
+            (1 - right) * line[column] + right * line[min(column + 1, len(line) - 1)]
+            for line in (table[row], table[min(row + 1, len(table) - 1)])
+        ]
+        return (1 - down) * ends[0] + down * ends[1]
+
+
+@dataclass(frozen=True)
+class LatencyTable:
+    """The layers of one network on one device. Layers that are not in it cost nothing, as activations and norms."""
+
+    where: str
+    """Device, batch, number format."""
+    layers: tuple[LayerTable, ...]
+
+    def value(self, graph: ChannelGraph, keep: Tensor) -> float:
+        """Microseconds of all layers when only these channels are kept."""
+        return sum(layer.at(*_widths(layer, graph, keep)) for layer in self.layers)
+
+    def savings(self, graph: ChannelGraph, keep: Tensor) -> Tensor:
+        """For every channel the microseconds that its removal alone would save as the network stands."""
+        result = torch.zeros(keep.shape, dtype=torch.float64, device="cpu")
+        for layer in self.layers:
+            inputs, outputs = _widths(layer, graph, keep)
+            now = layer.at(inputs, outputs)
+            fewer = (layer.at(inputs - 1, outputs), layer.at(inputs, outputs - 1))
+            for axis, less in zip(layer.axes, fewer, strict=True):
+                channels = graph.axes.get((layer.name, axis)) if axis is not None else None
+                if channels is not None:
+                    here = channels[(channels >= 0) & is_kept(channels, keep)]
+                    result.index_add_(0, here, torch.full(here.shape, max(0.0, now - less), dtype=torch.float64))
+        return result.clamp_min(SMALLEST_SAVING)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {
+            "format": "secateur-latency",
+            "version": 1,
+            "where": self.where,
+            "layers": [vars(x) for x in self.layers],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> LatencyTable:
+        """What `to_dict` has given."""
+        try:
+            if (data["format"], data["version"]) != ("secateur-latency", 1):
+                raise ValueError("it is of another format or version")
+            layers = [
+                LayerTable(
+                    str(row["name"]),
+                    (row["axes"][0], row["axes"][1]),
+                    tuple(map(int, row["inputs"])),
+                    tuple(map(int, row["outputs"])),
+                    tuple(tuple(map(float, line)) for line in row["microseconds"]),
+                )
+                for row in data["layers"]
+            ]
+            if any({len(line) for line in x.microseconds} != {len(x.outputs)} for x in layers):
+                raise ValueError("a row does not have a number for each width")
+            return cls(str(data["where"]), tuple(layers))
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise InvalidSetting(f"this is no table of latencies: {error}; measure it anew") from error
+
+
+def measure_latency(
+    model: nn.Module,
+    example: Any,
+    *,
+    precision: torch.dtype = torch.float32,
+    channels_last: bool = False,
+    repetitions: int = 10,
+    say: Callable[[str], None] = lambda text: None,
+) -> LatencyTable:
+    """Time every convolution and linear layer of the model by itself, at several widths, where the model is."""
+    calls = _watch(model, Example.of(example))
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    done: dict[object, LayerTable] = {}
+    layers = []
+    for number, (name, module, shape) in enumerate(calls, 1):
+        say(f"layer {number} of {len(calls)}")
+        kind = (type(module), module.extra_repr(), shape)
+        if kind not in done:
+            done[kind] = _measure_layer(module, shape, precision, layout, repetitions)
+        table = done[kind]
+        layers.append(LayerTable(f"{name}.weight", table.axes, table.inputs, table.outputs, table.microseconds))
+    device = next(model.parameters()).device
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    batch = calls[0][2][0] if calls else 0
+    return LatencyTable(f"{place}, batch {batch}, {str(precision).removeprefix('torch.')}", tuple(layers))
+
+
+def time_by_turns(
+    calls: Mapping[Key, Callable[[], object]], wait: Callable[[], None], repetitions: int
+) -> dict[Key, list[float]]:
+    """Seconds of every call of each, taken by turns so that a busy moment hits all alike; the first are warm-up."""
+    seconds: dict[Key, list[float]] = {key: [] for key in calls}
+    for round_number in range(-WARM_UP, repetitions):
+        for key, call in calls.items():
+            wait()
+            started = time.perf_counter()
+            call()
+            wait()
+            if round_number >= 0:
+                seconds[key].append(time.perf_counter() - started)
+    return seconds
+
+
+def waiting_for(device: torch.device) -> Callable[[], None]:
+    """What waits until the device has done its work."""
+    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+
+
+def _watch(model: nn.Module, example: Example) -> list[tuple[str, Any, tuple[int, ...]]]:
+    """Every call of a convolution or linear layer: its name, itself, and the shape of its input."""
+    calls: list[tuple[str, Any, tuple[int, ...]]] = []
+    handles = [
+        module.register_forward_hook(
+            lambda module, args, output, name=name: calls.append((name, module, tuple(args[0].shape)))
+        )
+        for name, module in model.named_modules()
+        if isinstance(module, (_ConvNd, nn.Linear))
+    ]
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            example(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in modes:
+            module.training = mode
+    return calls
+
+
+def _measure_layer(
+    module: Any, shape: tuple[int, ...], precision: torch.dtype, layout: torch.memory_format, repetitions: int
+) -> LayerTable:
+    """One layer over a grid of widths; grouped ones, where both widths move together, along one line."""
+    if isinstance(module, nn.Linear):
+        inputs, outputs, axes = module.in_features, module.out_features, (1, 0)
+    else:
+        inputs, outputs = module.in_channels, module.out_channels
+        axes = (0, 1) if isinstance(module, _ConvTransposeNd) else (1, 0)
+    grouped = getattr(module, "groups", 1) > 1
+    across = tuple(sorted({max(1, round(share * outputs)) for share in SHARES}))
+    down = (inputs,) if grouped else tuple(sorted({max(1, round(share * inputs)) for share in SHARES}))
+    calls = {
+        (a, b): _layer(module, round(b * inputs / outputs) or 1 if grouped else a, b, shape, precision, layout)
+        for a in down
+        for b in across
+    }
+    seconds = time_by_turns(calls, waiting_for(module.weight.device), repetitions)
+    table = [[1e6 * median(seconds[a, b]) for b in across] for a in down]
+    # More channels never take less time; where they seem to, it was noise.
+    for line in table:
+        for left, right in pairwise(range(len(line))):
+            line[right] = max(line[left], line[right])
+    for upper, lower in pairwise(table):
+        lower[:] = [max(a, b) for a, b in zip(upper, lower, strict=True)]
+    known = (None if grouped else axes[0], axes[1])
+    return LayerTable("", known, down, across, tuple(tuple(line) for line in table))
+
+
+def _layer(
+    module: Any,
+    inputs: int,
+    outputs: int,
+    shape: tuple[int, ...],
+    precision: torch.dtype,
+    layout: torch.memory_format,
+) -> Callable[[], object]:
+    """A layer like this one with other widths, and an input for it."""
+    device = module.weight.device
+    options = {"device": device, "dtype": precision, "bias": module.bias is not None}
+    if isinstance(module, nn.Linear):
+        layer: nn.Module = nn.Linear(inputs, outputs, **options)
+        images = torch.randn(*shape[:-1], inputs, device=device, dtype=precision)
+    else:
+        groups = 1
+        if module.groups > 1:
+            groups = max(1, round(module.groups * outputs / module.out_channels))
+            outputs = groups * (module.out_channels // module.groups)
+            inputs = groups * (module.in_channels // module.groups)
+        kind = next(base for base in type(module).__mro__ if base.__module__ == "torch.nn.modules.conv")
+        given = {"stride": module.stride, "padding": module.padding, "dilation": module.dilation, "groups": groups}
+        layer = kind(inputs, outputs, module.kernel_size, **given, **options)
+        images = torch.randn(shape[0], inputs, *shape[2:], device=device, dtype=precision)
+        if images.dim() == 4:
+            layer.to(memory_format=layout)  # pyright: ignore
+            images = images.contiguous(memory_format=layout)
+
+    def call() -> None:
+        with torch.inference_mode():
+            layer(images)
+
+    return call
+
+
+def _widths(layer: LayerTable, graph: ChannelGraph, keep: Tensor) -> tuple[int, int]:
+    """The inputs and outputs that a layer has left."""
+    counts = []
+    for axis, whole in zip(layer.axes, (layer.inputs[-1], layer.outputs[-1]), strict=True):
+        channels = graph.axes.get((layer.name, axis)) if axis is not None else None
+        counts.append(whole if channels is None else int(is_kept(channels, keep).sum()))
+    return counts[0], counts[1]
+
+
+def _place(grid: tuple[int, ...], value: float) -> tuple[int, float]:
+    """Between which two of the grid it lies, and how far; below the first it is on the line through nothing left."""
+    index = max(0, min(bisect_right(grid, value) - 1, len(grid) - 2))
+    if len(grid) == 1:
+        return 0, 0.0
+    return index, (value - grid[index]) / (grid[index + 1] - grid[index])

@@ -1,0 +1,120 @@
+"""What layers take, and budgets in it."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import secateur
+from secateur.models.lookup import find_model
+from secateur.models.resnet_cifar import CifarResNet
+from secateur.pruning.latency import LatencyTable, LayerTable
+
+EXAMPLE = torch.randn(1, 3, 16, 16)
+
+
+def by_macs(model: nn.Module, graph: secateur.ChannelGraph) -> LatencyTable:
+    """A table in which a layer takes as many microseconds as it has weights."""
+    layers = []
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            outputs, inputs = parameter.shape[:2]
+            area = parameter[0, 0].numel()
+            grid = ((0, inputs), (0, outputs))
+            table = tuple(tuple(float(a * b * area) for b in grid[1]) for a in grid[0])
+            layers.append(LayerTable(name, (1, 0), *grid, table))
+    return LatencyTable("invented", tuple(layers))
+
+
+def network() -> tuple[nn.Module, secateur.ChannelGraph]:
+    torch.manual_seed(0)
+    model = CifarResNet(8, width=0.5)
+    return model, secateur.analyze(model, EXAMPLE)
+
+
+def test_the_whole_and_what_is_left_are_summed_over_layers() -> None:
+    model, graph = network()
+    table = by_macs(model, graph)
+    plan = secateur.Plan.drop(graph, 0.4)
+    for kept, network_ in ((graph.all_kept(), model), (plan.kept, secateur.shrink(model, plan))):
+        weights = sum(p.numel() for p in network_.parameters() if p.dim() > 1)
+        assert table.value(graph, kept) == pytest.approx(weights)
+
+
+def test_savings_are_what_the_whole_loses() -> None:
+    model, graph = network()
+    table, whole = by_macs(model, graph), graph.all_kept()
+    savings = table.savings(graph, whole)
+    for group in graph.groups:
+        one = whole.clone()
+        one[group.start] = False
+        # Where a layer loses an input and an output at once, the corner is counted twice.
+        lost = table.value(graph, whole) - table.value(graph, one)
+        assert lost <= float(savings[group.start]) <= 1.2 * lost
+
+
+def test_between_widths_the_time_is_straight() -> None:
+    layer = LayerTable("x", (1, 0), (2, 4), (10, 20), ((1.0, 2.0), (3.0, 6.0)))
+    assert layer.at(2, 10) == 1.0
+    assert layer.at(4, 20) == 6.0
+    assert layer.at(3, 15) == pytest.approx((1 + 2 + 3 + 6) / 4)
+    assert LayerTable("x", (None, 0), (8,), (4, 8), ((1.0, 2.0),)).at(8, 6) == 1.5
+
+
+@pytest.mark.parametrize("name", ["resnet20", "torchvision:mobilenet_v2", "torchvision:regnet_y_400mf"])
+def test_measured_on_this_machine(name: str) -> None:
+    model = find_model(name).eval()
+    graph = secateur.analyze(model, torch.randn(1, 3, 32, 32))
+    table = secateur.measure_latency(model, torch.randn(1, 3, 32, 32), repetitions=2)
+    convolutions = [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
+    assert len(table.layers) == len(convolutions)
+    whole = table.value(graph, graph.all_kept())
+    assert 0 < table.value(graph, secateur.Plan.drop(graph, 0.5).kept) < whole
+    assert bool((table.savings(graph, graph.all_kept()) > 0).all())
+    again = LatencyTable.from_dict(json.loads(json.dumps(table.to_dict())))
+    assert again == table
+    assert "batch 1, float32" in table.where
+
+
+@pytest.mark.parametrize("damage", [{"format": "x"}, {"layers": [{}]}, {"layers": 3}, {"version": 2}])
+def test_a_damaged_table_is_refused(damage: dict[str, Any]) -> None:
+    model, graph = network()
+    with pytest.raises(secateur.InvalidSetting, match="this is no table of latencies"):
+        LatencyTable.from_dict({**by_macs(model, graph).to_dict(), **damage})
+
+
+def test_a_run_ends_where_the_time_is_met() -> None:
+    model, graph = network()
+    table = by_macs(model, graph)
+    data = [(torch.randn(4, 3, 16, 16), torch.arange(4)) for _ in range(2)]
+    settings = secateur.TickTock(keep_latency=0.6, tick_removes=0.1, ticks_per_tock=0, finetune_epochs=1)
+    assert settings.ranking == "score_per_microsecond"
+    result = settings(model, graph, secateur.classification(data), latency=table)
+    whole, left = table.value(graph, graph.all_kept()), table.value(graph, result.plan.kept)
+    assert 0.55 * whole < left <= 0.6 * whole
+
+
+def test_without_a_table_it_says_how_to_get_one() -> None:
+    model, graph = network()
+    task = secateur.classification([(torch.randn(4, 3, 16, 16), torch.arange(4))])
+    with pytest.raises(secateur.InvalidSetting, match=r"latency=measure_latency\(model, example\)"):
+        secateur.TickTock(keep_latency=0.6)(model, graph, task)
+    with pytest.raises(secateur.InvalidSetting, match=r"latency=measure_latency\(model, example\)"):
+        secateur.Pruner(model, graph=graph, rank="score_per_microsecond")
+
+
+def test_slow_layers_lose_more() -> None:
+    """With scores all alike, the ranking takes what saves most time for a channel."""
+    model, graph = network()
+    flat = by_macs(model, graph)
+    slow = [
+        LayerTable(x.name, x.axes, x.inputs, x.outputs, tuple(tuple(100 * t for t in line) for line in x.microseconds))
+        if x.name.startswith("stage1")
+        else x
+        for x in flat.layers
+    ]
+    savings = LatencyTable("invented", tuple(slow)).savings(graph, graph.all_kept())
+    by_group = {group.name: float(savings[group.start]) for group in graph.groups}
+    assert max(by_group, key=lambda name: by_group[name]).startswith(("stage1", "conv1"))
