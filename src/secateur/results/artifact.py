@@ -62,13 +62,19 @@ def card(result: Result, about: dict[str, Any]) -> str:
     known = network is not None and is_known(network["name"])
     how = "secateur.load(folder)" if known else "secateur.load(folder, build=build)  # build() makes the whole network"
     whose = f", {network['name']}" if network is not None else ""
+    taken = about.get("latency")
+    latency = ""
+    if taken is not None:
+        before, after = taken["before"], taken["after"]
+        where = f"latency in ms ({taken['device']}, batch {taken['batch']})"
+        latency = f"| {where} | {1000 * before:.2f} | {1000 * after:.2f} | {after / before:.1%} |\n"
     return f"""# {type(result.model).__name__}, pruned by Secateur{whose}
 
 | | before | after | left |
 |---|---|---|---|
 | MACs | {result.before.macs:,} | {result.after.macs:,} | {result.after.macs / result.before.macs:.1%} |
 | parameters | {result.before.params:,} | {result.after.params:,} | {result.after.params / result.before.params:.1%} |
-{"".join(f"| {n} | {a:.4g} | {result.metrics[n]:.4g} | |{chr(10)}" for n, a in result.metrics_before.items())}
+{"".join(f"| {n} | {a:.4g} | {result.metrics[n]:.4g} | |{chr(10)}" for n, a in result.metrics_before.items())}{latency}
 MACs are multiply-adds of convolutions and linear layers for an input of {result.plan.graph.input}.
 
 To load it, with `folder` for where this card is:
