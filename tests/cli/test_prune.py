@@ -101,9 +101,12 @@ def test_a_mistake_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "one budget is needed: keep_macs, keep_params or keep_filters; got none"),
+        ([], "one budget is needed: keep_macs, keep_params, keep_filters or keep_latency; got none"),
         (["--keep-macs", "1.5"], "keep_macs is the share that is left, above 0 and at most 1, got 1.5"),
-        (["--keep-macs", "0.5", "--keep-params", "0.5"], "one budget is needed: keep_macs, keep_params or keep_filt"),
+        (
+            ["--keep-macs", "0.5", "--keep-params", "0.5"],
+            "one budget is needed: keep_macs, keep_params, keep_filters or keep_latency; got keep_macs and",
+        ),
         (["--keep-macs", "0.5", "--tick-removes", "0"], "tick_removes is a share, above 0 and at most 1, got 0.0"),
         (["--keep-macs", "0.5", "--clip-norm", "0"], "clip_norm must be above 0, got 0.0"),
     ],

@@ -140,7 +140,7 @@ def test_a_tick_removes_as_much_as_the_paper_says(name: str) -> None:
     pruning = find_recipe(name).pruning
     assert pruning.tick_removes == (0.002 if name.startswith("resnet") else 0.01)
     assert pruning.score == "taylor"
-    assert pruning.rank == "score"
+    assert pruning.ranking == "score"
     assert pruning.sparsity == 1e-3
     assert pruning.tick_data == 1.0
     assert pruning.tick_per_class == (100 if name == "resnet50-imagenet" else None)

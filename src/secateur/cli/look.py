@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from secateur.cli.display import waiting
 from secateur.cli.runs import Source, find_device
+from secateur.errors import InvalidSetting
 from secateur.recipes.recipe import Recipe
 from secateur.ticktock.schedule import TickTock
 
@@ -36,7 +37,8 @@ class Recipes:
         from secateur.recipes.paper import RECIPES, find_recipe, summary_of
 
         if self.show is not None:
-            return _whole(self.show, find_recipe(self.show))
+            recipe = find_recipe(self.show)
+            return json.dumps(asdict(recipe)) if self.json else _whole(self.show, recipe)
         recipes = [(name, summary_of(name), find_dataset(find().data).summary) for name, find in RECIPES.items()]
         experiments = [(name, make.__doc__ or "", make().data) for name, make in EXPERIMENTS.items()]
         if self.json:
@@ -146,6 +148,8 @@ class Structure:
         from secateur.results.figures import draw_structures
         from secateur.results.structure import read_structure
 
+        if not self.runs:
+            raise InvalidSetting("name a run, or several: secateur structure runs/pruned")
         structures = [read_structure(run) for run in self.runs]
         if self.figure is not None:
             draw_structures(structures, self.figure, percent=self.percent)

@@ -21,15 +21,15 @@ class Settings(TickTock):
 
     @classmethod
     def of(cls, settings: TickTock) -> Settings:
-        """The same as flags, where the budget is not set."""
-        values = {f.name: getattr(settings, f.name) for f in fields(TickTock)}
-        return cls(**{**values, **dict.fromkeys(BUDGETS)})
+        """The same as flags."""
+        return cls(**{f.name: getattr(settings, f.name) for f in fields(TickTock)})
 
     def checked(self, otherwise: float | None, scale: float) -> TickTock:
-        """The settings; the share of MACs is the one that the recipe names, unless the user has said how much."""
+        """The settings; `otherwise` is the recipe's share of MACs, which another budget of the user's replaces."""
         values = {f.name: getattr(self, f.name) for f in fields(TickTock)}
-        if all(values[name] is None for name in BUDGETS):
-            values["keep_macs"] = otherwise
+        others = [name for name in BUDGETS if values[name] is not None and name != "keep_macs"]
+        if others and values["keep_macs"] == otherwise:
+            values["keep_macs"] = None
         return scaled(TickTock(**values), scale)
 
 
@@ -72,7 +72,7 @@ class Prune:
         return self.output.debug
 
     def run(self) -> str:
-        order = self.source.order(self.recipe, self.weights)
+        order = self.source.order(self.recipe, self.weights, epochs_scale=self.epochs_scale)
         otherwise = find_recipe(self.recipe).pruning.keep_macs if is_recipe(self.recipe) else None
         settings, engine = self.settings.checked(otherwise, self.epochs_scale), self.engine.checked()
         self.output.must_be_new()

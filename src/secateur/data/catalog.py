@@ -33,11 +33,12 @@ class Dataset:
         """Batches for training, and batches for testing."""
         module, function = self._home()
         read = getattr(module, function)
+        batch_size = self.batch_size if batch_size is None else batch_size
         if not self.folder:
-            return read(batch_size or self.batch_size)
+            return read(batch_size)
         if folder is None:
             raise InvalidData(f"{self.summary} is read from a folder: name it with --data")
-        return read(Path(folder), batch_size or self.batch_size)
+        return read(Path(folder), batch_size)
 
     def describe(self) -> str:
         """How its folder looks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping
@@ -20,8 +21,8 @@ from secateur.errors import InvalidSetting
 
 SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
 """Of a layer's channels: the widths that are measured. Between them the time is taken to be straight."""
-WARM_UP = 3
-"""Calls before the first that counts."""
+WARM_UP, ENOUGH = 3, 3
+"""Calls before the first that counts, and how many must count."""
 SMALLEST_SAVING = 1e-3
 """Microseconds that a channel saves at least, where the device does not notice it."""
 
@@ -139,11 +140,17 @@ def measure_latency(
 
 
 def time_by_turns(
-    calls: Mapping[Key, Callable[[], object]], wait: Callable[[], None], repetitions: int
+    calls: Mapping[Key, Callable[[], object]], wait: Callable[[], None], repetitions: int, patience: float = math.inf
 ) -> dict[Key, list[float]]:
-    """Seconds of every call of each, taken by turns so that a busy moment hits all alike; the first are warm-up."""
+    """Seconds of every call of each, taken by turns so that a busy moment hits all alike; the first are warm-up.
+
+    patience: seconds after which three repetitions are enough.
+    """
     seconds: dict[Key, list[float]] = {key: [] for key in calls}
+    begun = time.perf_counter()
     for round_number in range(-WARM_UP, repetitions):
+        if round_number >= ENOUGH and time.perf_counter() - begun > patience:
+            break
         for key, call in calls.items():
             wait()
             started = time.perf_counter()

@@ -14,6 +14,7 @@ from secateur.channels.verify import Verification, verify
 from secateur.data.arrays import Arrays
 from secateur.data.digits import digits
 from secateur.models.resnet_cifar import CifarResNet
+from secateur.recipes.paper import find_recipe
 from secateur.results.artifact import save
 from secateur.results.bench import latency
 from secateur.ticktock.events import Result
@@ -25,14 +26,7 @@ from secateur.training.schedules import triangle
 from secateur.training.task import Task, classification
 
 BASELINE_EPOCHS = 15
-SETTINGS = TickTock(
-    keep_macs=0.4,
-    tick_removes=0.04,
-    tock_epochs=3,
-    tock_lr=(1e-3, 2e-2),
-    finetune_epochs=15,
-    finetune_lr=(1e-3, 5e-2),
-)
+SETTINGS = find_recipe("digits").pruning
 """The paper's schedule, shortened for a dataset of 1,438 images."""
 
 

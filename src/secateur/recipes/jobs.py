@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -66,7 +67,12 @@ class Order:
     hold_out: int = 0
     """Train without this many of the training images, and test on them instead of the test images."""
 
+    epochs_scale: float = 1.0
+    """Times the epochs of a baseline that has to be trained first."""
+
     def __post_init__(self) -> None:
+        if not self.width > 0:
+            raise InvalidSetting(f"width must be above 0, got {self.width}")
         if self.recipe in EXPERIMENTS:
             raise UnknownName(f"{self.recipe} is an experiment of several runs: secateur reproduce {self.recipe}")
         if not self.is_own:
@@ -87,7 +93,7 @@ def build(order: Order, seed: int, device: torch.device) -> Job:
         return _build_own(order).to(device)
     recipe = find_recipe(order.recipe)
     dataset = find_dataset(recipe.data)
-    train, test = dataset.load(order.data, order.batch_size or recipe.batch_size)
+    train, test = dataset.load(order.data, recipe.batch_size if order.batch_size is None else order.batch_size)
     if order.hold_out:
         if not isinstance(train, Arrays):
             raise InvalidSetting(f"hold_out is for datasets that are kept in memory, and {dataset.summary} is not")
@@ -122,8 +128,13 @@ def narrower(order: Order, job: Job) -> Callable[[float], nn.Module]:
 
 def _build_own(order: Order) -> Job:
     module, _, attribute = order.recipe.partition(":")
+    make = find_callable(module, attribute)
     options = {"width": order.width} if order.width != 1 else {}
-    job = find_callable(module, attribute)(**options)
+    try:
+        inspect.signature(make).bind(**options)
+    except TypeError as error:
+        raise InvalidModel(f"{order.recipe} cannot be called with {options or 'nothing'}: {error}") from error
+    job = make(**options)
     if not isinstance(job, Job):
         raise InvalidModel(f"{order.recipe} must return a secateur.Job, got {type(job).__name__}")
     return job

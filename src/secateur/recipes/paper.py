@@ -49,14 +49,20 @@ def summary_of(name: str) -> str:
 @recipe
 def digits() -> Recipe:
     """ResNet-14 on handwritten digits: a minute on two cores, nothing to download."""
-    from secateur.recipes.demo import SETTINGS
-
+    pruning = TickTock(
+        keep_macs=0.4,
+        tick_removes=0.04,
+        tock_epochs=3,
+        tock_lr=(1e-3, 2e-2),
+        finetune_epochs=15,
+        finetune_lr=(1e-3, 5e-2),
+    )
     training = Training(epochs=15, milestones=(0.6, 0.85), weight_decay=5e-4)
     return Recipe(
         network="resnet14",
         data="digits",
         training=training,
-        pruning=SETTINGS,
+        pruning=pruning,
         batch_size=64,
     )
 

@@ -90,10 +90,11 @@ def scaled(settings: TickTock, scale: float) -> TickTock:
     """
     if scale == 1:
         return settings
-    largest = max(LARGEST_TICK, settings.tick_removes)
+    epochs = stretched(settings.tock_epochs, scale)
+    once = settings.tick_removes == 1
     return settings.but(
-        tick_removes=min(largest, settings.tick_removes / scale),
-        tock_epochs=stretched(settings.tock_epochs, scale),
+        tick_removes=1.0 if once else min(max(LARGEST_TICK, settings.tick_removes), settings.tick_removes / scale),
+        tock_epochs=epochs,
         finetune_epochs=stretched(settings.finetune_epochs, scale) if settings.finetune_epochs else 0,
     )
 

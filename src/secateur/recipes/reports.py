@@ -6,20 +6,23 @@ left out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from secateur.data.catalog import find_dataset
+from secateur.models.lookup import find_model
 from secateur.recipes.jobs import Order
 from secateur.recipes.paper import find_recipe
 from secateur.recipes.work import open_network
 from secateur.results.bench import latency
 from secateur.results.figures import draw_curves, draw_pictures, draw_structures
-from secateur.results.load import build_whole, load
+from secateur.results.load import load
 from secateur.results.structure import Layer, Structure, read_lines, read_structure
 from secateur.training.batches import device_of
 from secateur.training.task import evaluating
@@ -46,6 +49,7 @@ PAPER = {
     "pruned": "-27% MACs, -73% parameters, mIoU 62.84 -> 62.86",
 }
 """What the paper reports for each run."""
+SHORTCUT = re.compile("shortcut|downsample")
 PAPER_SPEED = {"baseline": "864", "GBN-60": "1127 (+30%)", "GBN-50": "1237 (+43%)"}
 
 
@@ -64,6 +68,11 @@ class Done:
     def pruned(self) -> dict[str, dict[str, Any]]:
         """All but the baseline."""
         return {name: run for name, run in self.runs.items() if name != "baseline"}
+
+
+def nothing_yet(done: Done) -> str:
+    """Before the first network is pruned."""
+    return page(done, ["network"], [])
 
 
 def compared(done: Done) -> str:
@@ -141,6 +150,10 @@ def percentages(done: Done) -> str:
 
 def drawn_structures(done: Done, percent: bool) -> str:
     found = [replace(read_structure(done.folders[name] / "result"), title=name) for name in done.pruned()]
+    if percent:
+        # The paper leaves them out.
+        kept = [[x for x in each.layers if not SHORTCUT.search(x.name)] for each in found]
+        found = [replace(each, layers=layers) for each, layers in zip(found, kept, strict=True)]
     draw_structures(found, done.figure, percent=percent)
     layers = found[0].layers
     rows = [
@@ -153,10 +166,14 @@ def drawn_structures(done: Done, percent: bool) -> str:
 def throughput(done: Done) -> str:
     """Images per second, taken by turns."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    first = next(iter(done.pruned()))
-    networks = {"baseline": build_whole(done.folders[first]).to(device)}
-    networks |= {name: load(done.folders[name]).to(device) for name in done.pruned()}
-    size = find_recipe(done.order.recipe).input_size or find_dataset(find_recipe(done.order.recipe).data).input_size
+    recipe = find_recipe(done.order.recipe)
+    networks: dict[str, torch.nn.Module] = {}
+    for name, run in done.pruned().items():
+        # The name is the user's own, from the command line, and not the file's.
+        build = partial(find_model, recipe.network, **run["network"]["options"])
+        networks.setdefault("baseline", build().to(device))
+        networks[name] = load(done.folders[name], build=build).to(device)
+    size = recipe.input_size or find_dataset(recipe.data).input_size
     seconds = latency(networks, torch.randn(BATCH, *size, device=device))
     rows = []
     for name, value in seconds.items():

@@ -72,9 +72,10 @@ def reproduce(
     folders = {name: conditions.folder(name) for name in done}
     if conditions.baseline is not None:
         folders["baseline"] = conditions.baseline
-    page = conditions.out / f"{name}-{conditions.name}.md"
+    page = conditions.out / f"{name}-{conditions.name}-seed{conditions.seed}.md"
     given = reports.Done(conditions.order, done, folders, conditions.scale, page.with_suffix(".svg"))
-    text = f"# {name}\n\n{getattr(reports, experiment.report)(given)}"
+    report = getattr(reports, experiment.report) if given.pruned() else reports.nothing_yet
+    text = f"# {name}\n\n{report(given)}"
     write(page, lambda target: target.write_text(text))
     return text, page
 
@@ -85,7 +86,7 @@ def check_same(step: Step, conditions: Conditions) -> None:
     summary = read_json(folder / "result" / "summary.json")
     wanted = {**settings_of(step, conditions).to_dict(), "batch_size": order.batch_size, "hold_out": order.hold_out}
     if step.shrunk is None:
-        wanted["width"] = order.width
+        wanted |= {"width": order.width, "weights": order_of(step, conditions).weights}
     done = {**summary["settings"], **summary["order"]}
     other = [name for name in wanted if done.get(name) != wanted[name]]
     if other:

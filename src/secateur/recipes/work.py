@@ -61,12 +61,12 @@ def perform(
     """Begin the run in that folder, or go on with it, and save its result there."""
     world = World.current()
     order = _with_baseline(order, settings, engine, out, device, watcher)
+    if (out / "config.json").is_file():
+        _check_same(order, out)
     watcher.say(f"building {order.recipe}")
     job = build(order, settings.seed, device)
     teacher, plan = _prepare(job, order, settings, out)
     graph = analyze(job.model, job.example)
-    if plan is not None and settings.keep_macs != 1:
-        raise InvalidSetting(f"{order.weights} is pruned already: prune the whole network further instead, or finetune")
     about = {"order": order.to_dict(), "network": job.network, "input": shape_of(job.example)}
     table = _latency_table(job, settings, engine, out, watcher.say) if settings.keep_latency is not None else None
     if table is not None:
@@ -95,11 +95,20 @@ def perform(
         # What was kept, in terms of the network that was cut first.
         result = replace(result, plan=plan)
     if world.leads:
-        watcher.say("timing both networks")
         seconds = latency({"before": job.model, "after": result.model}, job.example)
         about["latency"] = {**seconds, "batch": 1, "device": device_name(device)}
         save(result, out / "result", **about)
     return result
+
+
+def _check_same(order: Order, out: Path) -> None:
+    """Raise if the run that was begun in the folder works on something else."""
+    begun, wanted = read_config(out).get("order", {}), order.to_dict()
+    other = [name for name in ("recipe", "batch_size", "width", "fresh", "hold_out") if begun.get(name) != wanted[name]]
+    if other:
+        raise InvalidSetting(
+            f"{out} holds a run with another {', '.join(other)}: go on as it was, or name another folder"
+        )
 
 
 def reopen(out: Path) -> tuple[Order, TickTock, Engine]:
@@ -109,7 +118,7 @@ def reopen(out: Path) -> tuple[Order, TickTock, Engine]:
         raise InvalidSetting(f"{out} was started from Python: call the same again with folder={out}")
     try:
         return Order(**config["order"]), TickTock.from_dict(config["settings"]), Engine(**config["engine"])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise DamagedRun(f"{out / 'config.json'} is not of this version: {error}; start a new run elsewhere") from error
 
 
@@ -133,10 +142,12 @@ class Start:
     """The plan by which the network was cut, as text."""
     original: Path | None = None
     """The network before it was cut."""
+    of_result: bool = False
+    """Whether the weights are a result's, and not anybody's file."""
 
     def fill_(self, model: nn.Module) -> None:
         """Give the network, which is cut already, its weights."""
-        if self.weights.name == "model.safetensors":
+        if self.of_result:
             fill_(model, self.weights)
         else:
             load_weights_(model, self.weights)
@@ -152,10 +163,12 @@ def find_start(name: str) -> Start:
     folder = find_result(path)
     plan = read_plan(folder / "plan.json")
     if not plan["groups"]:
-        return Start(folder / "model.safetensors")
-    originals = [folder.parent / TEACHER, folder.parent / ORIGINAL]
+        return Start(folder / "model.safetensors", of_result=True)
+    # What a run started from is the whole network, unless that was cut before; then it was put beside.
+    run = folder.parent
+    originals = [run / TEACHER, *([] if (run / SHAPE).is_file() else [run / ORIGINAL])]
     original = next((path for path in originals if path.is_file()), None)
-    return Start(folder / "model.safetensors", json.dumps(plan), original)
+    return Start(folder / "model.safetensors", json.dumps(plan), original, of_result=True)
 
 
 def _latency_table(job: Job, settings: TickTock, engine: Engine, out: Path, say: Callable[[str], None]) -> LatencyTable:
@@ -191,7 +204,7 @@ def _with_baseline(
         return order
     folder = out / "baseline"
     if not (folder / "result" / "plan.json").is_file():
-        training = find_recipe(order.recipe).training.settings(settings.seed)
+        training = find_recipe(order.recipe).training.scaled(order.epochs_scale).settings(settings.seed)
         watcher.say(f"no weights are given: training for {training.finetune_epochs} epochs first, in {folder}")
         try:
             perform(order, training, engine, folder, device, watcher)
@@ -203,12 +216,15 @@ def _with_baseline(
 def _prepare(job: Job, order: Order, settings: TickTock, out: Path) -> tuple[nn.Module | None, Plan | None]:
     """Make the network what the run starts from; gives what it learns from and how it was cut, if so."""
     world = World.current()
-    if world.leads and not (out / ORIGINAL).is_file():
+    if world.leads and not (out / "config.json").is_file():
+        # What is there without a run was left by one that could not begin.
+        for name in (ORIGINAL, SHAPE, TEACHER, TABLE):
+            (out / name).unlink(missing_ok=True)
         _remember(replace(job, model=copy_model(job.model)), order, settings, out)
     world.wait()
     device = str(device_of(job.model))
     teacher = plan = None
-    if (out / TEACHER).is_file():
+    if (out / TEACHER).is_file() and settings.distill:
         teacher = copy_model(job.model)
         load_model(teacher, out / TEACHER, device=device)
     if (out / SHAPE).is_file():
@@ -219,13 +235,19 @@ def _prepare(job: Job, order: Order, settings: TickTock, out: Path) -> tuple[nn.
 
 def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
     """Put into the run's folder all that it takes from other files."""
-    out.mkdir(parents=True, exist_ok=True)
     start = find_start(order.weights) if order.weights is not None else None
     if start is not None and start.plan is not None:
-        if start.original is not None and settings.distill:
+        if settings.keep_macs != 1:
+            raise InvalidSetting(f"{order.weights} is pruned already: prune the whole network further, or finetune")
+        if start.original is not None:
             load_weights_(job.model, start.original)
             _save(job.model, out / TEACHER)
+        elif settings.distill:
+            raise InvalidSetting(
+                f"distill needs the unpruned network, and {order.weights} is a result without its run: name the run"
+            )
         text = start.plan
+        out.mkdir(parents=True, exist_ok=True)
         write(out / SHAPE, lambda target: target.write_text(text))
         cut_(job, text)
     if order.fresh:
@@ -237,4 +259,5 @@ def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
 
 
 def _save(model: nn.Module, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     write(path, lambda target: save_model(model, str(target)))

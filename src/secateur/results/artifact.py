@@ -32,10 +32,11 @@ def save(result: Result, path: str | Path, **about: Any) -> Path:
     plan = {**result.plan.to_dict(), "cuts": Cuts.of(result.plan).to_dict(), "network": about.get("network")}
     write(folder / "model.safetensors", lambda target: save_file(tensors, str(target)))
     write(folder / "history.jsonl", lambda target: target.write_text(history))
-    summary = json.dumps(summarize(result, about), indent=2)
-    write(folder / "summary.json", lambda target: target.write_text(summary))
     write(folder / "plan.json", lambda target: target.write_text(json.dumps(plan)))
     write(folder / "card.md", lambda target: target.write_text(card(result, about)))
+    # Last, so that where there is a summary there is a whole result.
+    summary = json.dumps(summarize(result, about), indent=2)
+    write(folder / "summary.json", lambda target: target.write_text(summary))
     return folder
 
 

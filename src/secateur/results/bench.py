@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -46,8 +47,10 @@ class Timing:
         return {**asdict(self), "throughput": self.throughput}
 
 
-def latency(models: dict[str, nn.Module], example: Any, repetitions: int = 30) -> dict[str, float]:
-    """Median seconds of one forward pass of each."""
+def latency(
+    models: dict[str, nn.Module], example: Any, repetitions: int = 30, patience: float = 5.0
+) -> dict[str, float]:
+    """Median seconds of one forward pass of each; of three, where those take longer than `patience` together."""
     call = Example.of(example)
     device = call.tensors[0].device if call.tensors else torch.device("cpu")
 
@@ -55,11 +58,9 @@ def latency(models: dict[str, nn.Module], example: Any, repetitions: int = 30) -
         with evaluating(model):
             call(model)
 
-    calls = {name: lambda model=model: run(model) for name, model in models.items()}
-    return {
-        name: statistics.median(values)
-        for name, values in time_by_turns(calls, waiting_for(device), repetitions).items()
-    }
+    calls = {name: partial(run, model) for name, model in models.items()}
+    seconds = time_by_turns(calls, waiting_for(device), repetitions, patience)
+    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def bench(

@@ -13,6 +13,7 @@ from secateur.results.artifact import write
 from secateur.results.structure import Structure
 
 KINDS = (".svg", ".png", ".pdf")
+STYLES = ("-", "--", ":", "-.")
 COLOURS = ("#3b6fb6", "#d1662b", "#4b9b5f", "#8a5aa8", "#b0413e", "#7a7a7a")
 
 
@@ -21,6 +22,8 @@ def draw_structures(structures: Sequence[Structure], path: Path, percent: bool =
 
     Structures of the same network share a figure, one below the other.
     """
+    if not structures or not all(structure.layers for structure in structures):
+        raise InvalidSetting("there is nothing to draw: no run, or one without layers that could lose channels")
     with figure(path, rows=len(structures), width=max(6.0, 0.22 * max(len(s.layers) for s in structures))) as axes:
         for ax, structure, colour in zip(axes, structures, COLOURS * len(structures), strict=False):
             places = range(len(structure.layers))
@@ -34,27 +37,35 @@ def draw_structures(structures: Sequence[Structure], path: Path, percent: bool =
                 ax.bar(places, [layer.after for layer in structure.layers], color=colour, label="after")
                 ax.set_ylabel("channels")
                 ax.legend(frameon=False)
-            ax.set_title(structure.title, loc="left")
-            ax.set_xticks(places, [layer.name for layer in structure.layers], rotation=90, fontsize=6)
+            # Names are names, whatever dollar signs they have.
+            ax.set_title(structure.title, loc="left", parse_math=False)
+            names = [layer.name for layer in structure.layers]
+            ax.set_xticks(places, names, rotation=90, fontsize=6, parse_math=False)
 
 
 def draw_curves(curves: dict[str, list[tuple[float, float]]], path: Path, across: str, up: str) -> None:
     """Lines through points, by name."""
     with figure(path, rows=1, width=7.0) as axes:
-        for (name, points), colour in zip(curves.items(), COLOURS * len(curves), strict=False):
-            axes[0].plot(*zip(*points, strict=True), label=name, color=colour, linewidth=1.5)
+        for number, (name, points) in enumerate(curves.items()):
+            look = {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[number // len(COLOURS) % len(STYLES)]}
+            axes[0].plot(*zip(*points, strict=True), label=name, linewidth=1.5, **look)
         axes[0].set_xlabel(across)
         axes[0].set_ylabel(up)
         axes[0].grid(alpha=0.3)
-        axes[0].legend(frameon=False)
+        if curves:
+            axes[0].legend(frameon=False)
 
 
 def draw_pictures(rows: Sequence[Sequence[Any]], titles: Sequence[str], path: Path) -> None:
     """A grid of images: arrays of shape HxWx3, or of whole numbers that stand for classes, drawn in colours."""
+    colours = import_extra("matplotlib", "report").colormaps
+    listed = import_extra("matplotlib.colors", "report").ListedColormap
+    # Forty classes, and white for pixels that do not count.
+    classes = listed([*colours["tab20"].colors, *colours["tab20b"].colors]).with_extremes(over="white")
     with figure(path, rows=len(rows), columns=len(titles), width=2.2 * len(titles), height=2.0) as axes:
         for index, image in enumerate(image for row in rows for image in row):
             ax = axes[index]
-            ax.imshow(image, **({"cmap": "tab20", "vmin": 0, "vmax": 20} if image.ndim == 2 else {}))
+            ax.imshow(image, **({"cmap": classes, "vmin": -0.5, "vmax": 39.5} if image.ndim == 2 else {}))
             ax.set_axis_off()
             if index < len(titles):
                 ax.set_title(titles[index])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from secateur.errors import DamagedRun, InvalidSetting
 
+Some = TypeVar("Some")
 LARGEST = 2**28
 """Bytes that a file of a run may have to be read."""
 
@@ -43,7 +44,7 @@ class Structure:
 def layers_after(widths: Iterable[Any], removed: Mapping[str, int]) -> list[Layer]:
     """From the layers' widths, with the filters that a channel of each group is, and the channels removed by group."""
     return [
-        Layer(name, width, width - sum(each * removed.get(group, 0) for group, each in groups.items()))
+        _layer(name, width, width - sum(each * removed.get(group, 0) for group, each in groups.items()))
         for name, width, groups in widths
     ]
 
@@ -53,19 +54,39 @@ def read_structure(folder: str | Path) -> Structure:
     path = Path(folder)
     summary, config = path / "summary.json", path / "config.json"
     if summary.is_file():
-        layers = [Layer(*row) for row in _field(summary, read_json(summary), "layers")]
+        layers = _checked(summary, lambda: [_layer(*row) for row in read_json(summary)["layers"]])
     elif config.is_file():
-        removed: dict[str, int] = {}
-        for event in read_lines(path / "events.jsonl"):
-            for group, count in event.get("removed", {}).items():
-                removed[group] = removed.get(group, 0) + count
-        layers = layers_after(_field(config, read_json(config), "layers"), removed)
+        removed = _checked(path / "events.jsonl", lambda: _count(read_lines(path / "events.jsonl")))
+        layers = _checked(config, lambda: layers_after(read_json(config)["layers"], removed))
         if not removed and (path / "result" / "summary.json").is_file():
             # Nothing was removed in this run, but it may have begun with a network that was cut before.
             layers = read_structure(path / "result").layers
     else:
         raise InvalidSetting(f"{path} is neither a run nor a result: it has no config.json and no summary.json")
     return Structure(str(path), layers)
+
+
+def _count(events: list[dict[str, Any]]) -> dict[str, int]:
+    """How many channels of each group all events have removed."""
+    removed: dict[str, int] = {}
+    for event in events:
+        for group, count in event.get("removed", {}).items():
+            removed[group] = removed.get(group, 0) + count
+    return removed
+
+
+def _layer(name: str, before: int, after: int) -> Layer:
+    if not 0 <= after <= before or before < 1:
+        raise ValueError(f"layer {name!r:.40} has {after!r:.20} of {before!r:.20} channels")
+    return Layer(name, before, after)
+
+
+def _checked(path: Path, read: Callable[[], Some]) -> Some:
+    """What is read, or an error that names the file whose contents cannot be what we wrote."""
+    try:
+        return read()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedRun(f"{path} is damaged, or was written by another version: {error!r}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -88,9 +109,3 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedRun(f"cannot read {path}: {error}") from error
-
-
-def _field(path: Path, found: dict[str, Any], name: str) -> Any:
-    if name not in found:
-        raise DamagedRun(f"{path} does not tell the {name}: it was written by another version")
-    return found[name]

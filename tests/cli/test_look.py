@@ -1,0 +1,241 @@
+"""`secateur recipes`, `structure` and `evaluate`: what there is to look at."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import doing  # pyright: ignore
+import pytest
+
+from secateur.data.catalog import DATASETS
+from secateur.recipes.experiments import EXPERIMENTS
+from secateur.recipes.jobs import Order
+from secateur.recipes.paper import RECIPES
+
+Call = Callable[..., tuple[int, str, str]]
+PLAIN = "own_networks:plain@cifar10"
+
+
+@pytest.fixture(scope="module")
+def run(cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has come to its end."""
+    folder = tmp_path_factory.mktemp("look") / "run"
+    order = Order(recipe=PLAIN, data=str(cifar), weights=str(folder.parent / "trained"))
+    doing.do(Order(recipe=PLAIN, data=str(cifar)), doing.TRAINING, folder.parent / "trained")
+    doing.do(order, doing.PRUNING, folder)
+    return folder
+
+
+def test_recipes_lists_everything_by_name(secateur: Call) -> None:
+    status, text, _ = secateur("recipes")
+    assert status == 0
+    first = [line.split()[0] for line in text.splitlines() if line.startswith("  ")]
+    assert first == [*RECIPES, *EXPERIMENTS, *DATASETS]
+    lines = {line.split()[0]: line for line in text.splitlines() if line.startswith("  ")}
+    assert lines["fcn32s-voc"].endswith("[PASCAL VOC 2011 with SBD]")
+    assert lines["table1"].endswith("Table 1: ResNet-56 to 40% and 30% of its MACs. [CIFAR-10]")
+
+
+def test_recipes_as_json(secateur: Call) -> None:
+    told = json.loads(secateur("recipes", "--json")[1])
+    assert [recipe["name"] for recipe in told["recipes"]] == list(RECIPES)
+    assert [experiment["name"] for experiment in told["experiments"]] == list(EXPERIMENTS)
+    assert {recipe["name"]: recipe["data"] for recipe in told["recipes"]}["vgg16m-cub200"] == "CUB-200-2011"
+    assert all(row["summary"] for rows in told.values() for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("vgg16m-cub200", ["epochs = 90", "lr = 0.003", "divide = 3.0", "batches of 64", "images.txt"]),
+        ("fcn32s-voc", ["epochs = 11", "keep_macs = 0.73", "tick_lr = 1e-10", "benchmark_RELEASE/dataset"]),
+        ("resnet20@class_folders", ["resnet20", "epochs = 160", "a folder for each class"]),
+        ("digits", ["epochs = 15", "tock_epochs = 3"]),
+    ],
+)
+def test_one_recipe_as_a_whole(secateur: Call, name: str, shown: list[str]) -> None:
+    status, text, _ = secateur("recipes", "--show", name)
+    assert status == 0
+    assert text.startswith(f"{name}: ")
+    for words in shown:
+        assert words in text
+
+
+@pytest.mark.parametrize("name", sorted(DATASETS))
+def test_every_dataset_says_how_its_folder_looks(secateur: Call, name: str) -> None:
+    assert secateur("recipes", "--show", f"resnet20@{name}")[0] == 0
+
+
+def test_one_recipe_as_json(secateur: Call) -> None:
+    told = json.loads(secateur("recipes", "--show", "vgg16m-cub200", "--json")[1])
+    assert told
+
+
+def test_a_recipe_that_is_none(secateur: Call) -> None:
+    status, _, err = secateur("recipes", "--show", "vgg16-cub200")
+    assert status == 2
+    assert err.startswith("secateur: there is no recipe 'vgg16-cub200'; did you mean 'vgg16m-cub200'")
+    assert len(err.splitlines()) == 1
+
+
+def test_structure_in_words(secateur: Call, run: Path) -> None:
+    status, text, _ = secateur("structure", run)
+    title, heads, *rows = text.splitlines()
+    assert (status, title) == (0, str(run))
+    assert heads.split() == ["layer", "before", "after", "left"]
+    layers = doing.summary(run)["layers"]
+    assert [row.split() for row in rows] == [
+        [name, str(before), str(after), f"{after / before:.0%}"] for name, before, after in layers
+    ]
+    assert any(before > after for _, before, after in layers)
+
+
+def test_structures_side_by_side_as_json(secateur: Call, run: Path) -> None:
+    told = json.loads(secateur("structure", run, run / "result", run.parent / "trained", "--json")[1])
+    assert [each["title"] for each in told] == [str(run), str(run / "result"), str(run.parent / "trained")]
+    assert told[0]["layers"] == told[1]["layers"]
+    assert all(layer["after"] == layer["before"] for layer in told[2]["layers"])
+    assert [list(layer.values()) for layer in told[0]["layers"]] == doing.summary(run)["layers"]
+
+
+@pytest.mark.parametrize(("suffix", "begins"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")])
+@pytest.mark.parametrize("flags", [[], ["--percent"]])
+def test_structure_as_a_figure(
+    secateur: Call, run: Path, tmp_path: Path, suffix: str, begins: bytes, flags: list[str]
+) -> None:
+    figure = tmp_path / "new" / f"figure{suffix}"
+    status, text, _ = secateur("structure", run, "--figure", figure, *flags)
+    assert status == 0
+    assert text.endswith(f"drawn into {figure}\n")
+    assert figure.read_bytes().startswith(begins)
+    assert [path.name for path in figure.parent.iterdir()] == [figure.name]
+
+
+def test_percent_is_what_was_removed(secateur: Call, run: Path, tmp_path: Path) -> None:
+    secateur("structure", run, "--figure", tmp_path / "figure.svg", "--percent")
+    text = "".join(ElementTree.parse(tmp_path / "figure.svg").getroot().itertext())
+    layers = doing.summary(run)["layers"]
+    paths = [node for node in ElementTree.parse(tmp_path / "figure.svg").iter() if node.tag.endswith("}path")]
+    bars = [node.get("d", "").split() for node in paths if "fill: #3b6fb6" in node.get("style", "")]
+    assert text.strip()
+    assert len(bars) == len(layers)
+    # Bars are as high as the shares: "M left bottom L right bottom L right top ..."
+    heights = [float(bar[2]) - float(bar[8]) for bar in bars]
+    removed = [1 - after / before for _, before, after in layers]
+    assert heights == pytest.approx([height / max(removed) * max(heights) for height in removed], abs=0.01)
+
+
+def test_a_figure_of_another_kind(secateur: Call, run: Path, tmp_path: Path) -> None:
+    status, text, err = secateur("structure", run, "--figure", tmp_path / "figure.jpg")
+    assert (status, text) == (2, "")
+    assert err == "secateur: a figure is drawn as .svg, .png, .pdf, got figure.jpg\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_without_a_run(secateur: Call, tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        status, _, err = secateur("structure", folder)
+        assert status == 2
+        reason = "is neither a run nor a result: it has no config.json and no summary.json"
+        assert err == f"secateur: {folder} {reason}\n"
+
+
+def test_no_run_at_all_is_a_mistake(secateur: Call) -> None:
+    status, text, err = secateur("structure")
+    assert (status, text) == (2, "")
+    assert err
+
+
+ODD = ["", "{", "[]", "3", '"text"', "null", "[" * 5000, "\udcff"]
+
+
+@pytest.mark.parametrize("text", ODD)
+@pytest.mark.parametrize("file", ["config.json", "result/summary.json"])
+def test_a_damaged_file_is_one_line(secateur: Call, run: Path, file: str, text: str, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / file).write_bytes(text.encode(errors="surrogateescape"))
+    status, out, err = secateur("structure", (tmp_path / "run" / file).parent)
+    assert (status, out, len(err.splitlines())) == (2, "", 1), err
+    assert str(tmp_path / "run" / file) in err
+
+
+@pytest.mark.parametrize(
+    "layers", [3, "text", None, {"a": 1}, [3], [["conv"]], [["conv", "8", 4]], [["conv", 0, 0]], [["conv", 8, 4, 2]]]
+)
+def test_layers_that_are_none_are_one_line(secateur: Call, run: Path, layers: object, tmp_path: Path) -> None:
+    shutil.copytree(run / "result", tmp_path / "result")
+    file = tmp_path / "result" / "summary.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "layers": layers}))
+    status, out, err = secateur("structure", tmp_path / "result")
+    assert (status, out, len(err.splitlines())) == (2, "", 1), err
+    assert str(file) in err
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "3", "[]", "null", '{"removed": 3}', '{"removed": {"0": "two"}}', '{"removed": null}']
+)
+def test_damaged_events_are_one_line(secateur: Call, run: Path, line: str, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    with (tmp_path / "run" / "events.jsonl").open("a") as events:
+        events.write(f"{line}\n")
+    status, out, err = secateur("structure", tmp_path / "run")
+    assert (status, out, len(err.splitlines())) == (2, "", 1), err
+    assert "events.jsonl" in err
+
+
+def test_half_a_line_of_events_is_being_written(secateur: Call, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    whole = json.loads(secateur("structure", run, "--json")[1])[0]["layers"]
+    with (tmp_path / "run" / "events.jsonl").open("a") as events:
+        events.write('{"event": "Tick", "removed": {"')
+    assert json.loads(secateur("structure", tmp_path / "run", "--json")[1])[0]["layers"] == whole
+
+
+def test_evaluate_weights_from_a_file(secateur: Call, run: Path, cifar: Path) -> None:
+    file = run.parent / "trained" / "result" / "model.safetensors"
+    status, out, _ = secateur("evaluate", PLAIN, "--data", cifar, "--weights", file, "--json", "--device", "cpu")
+    assert status == 0
+    assert json.loads(out) == pytest.approx(doing.summary(run.parent / "trained")["after"]["metrics"], rel=1e-6)
+
+
+def test_evaluate_what_was_held_out(secateur: Call, run: Path, cifar: Path) -> None:
+    given = ["evaluate", PLAIN, "--data", cifar, "--weights", run, "--json", "--device", "cpu"]
+    status, out, _ = secateur(*given, "--hold-out", 7)
+    assert status == 0
+    right = json.loads(out)["accuracy"] * 7 / 100
+    assert right == pytest.approx(round(right), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resnet20@cifar10"], "CIFAR-10 is read from a folder: name it with --data"),
+        (["digist"], "there is no recipe 'digist'; did you mean 'digits'"),
+        (["digits", "--weights", "nowhere"], "there is neither a run nor a file with weights at nowhere"),
+        (["digits", "--device", "gpu"], "there is no device 'gpu': use cpu, cuda or cuda:1"),
+        (["digits", "--hold-out", "5000"], "examples 1 to 1437 can be held out, got 5000"),
+    ],
+)
+def test_a_wrong_evaluation_is_one_line(secateur: Call, arguments: list[str], message: str) -> None:
+    status, out, err = secateur("evaluate", *arguments)
+    assert (status, out, len(err.splitlines())) == (2, "", 1), err
+    assert err.startswith("secateur: ")
+    assert message in err
+
+
+def test_evaluate_weights_of_another_network(secateur: Call, run: Path, cifar: Path) -> None:
+    status, _, err = secateur("evaluate", "resnet20@cifar10", "--data", cifar, "--weights", run, "--device", "cpu")
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert err.startswith("secateur: ")
+
+
+def test_a_figure_needs_matplotlib_and_says_so(run: Path, tmp_path: Path) -> None:
+    code = "import sys; sys.modules['matplotlib'] = None; from secateur import cli; cli.main()"
+    command = [sys.executable, "-c", code, "structure", str(run), "--figure", str(tmp_path / "figure.svg")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == 'secateur: matplotlib is not installed; run: pip install "secateur[report]"\n'

@@ -1,0 +1,185 @@
+"""Which runs the paper's tables and figures are made of, and what their pages say beside ours."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secateur.errors import UnknownName
+from secateur.recipes import reports
+from secateur.recipes.experiments import EXPERIMENTS, Experiment, find_experiment
+from secateur.recipes.jobs import Order
+from secateur.recipes.paper import find_recipe
+
+SCHEDULES = ["one-shot", "tick-only", "tick-tock"]
+
+
+def names(experiment: Experiment) -> list[str]:
+    return [step.name for step in experiment.steps]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_begins_with_the_papers_baseline(name: str) -> None:
+    experiment = find_experiment(name)
+    first, *rest = experiment.steps
+    assert first.name == "baseline"
+    assert first.settings == find_recipe(experiment.recipe).training.settings(seed=0)
+    # Each step starts from one that comes before it.
+    done = {"baseline"}
+    for step in rest:
+        assert step.after in done or (step.after is None and step.shrunk is not None)
+        assert step.name not in done
+        done.add(step.name)
+    assert callable(getattr(reports, experiment.report))
+    assert experiment.data
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "steps"),
+    [
+        ("table1", "resnet56-cifar10", {"GBN-40": 0.4, "GBN-30": 0.3}),
+        ("table2", "resnet50-imagenet", {"GBN-60": 1 - 0.4054, "GBN-50": 1 - 0.5506}),
+        ("throughput", "resnet50-imagenet", {"GBN-60": 1 - 0.4054, "GBN-50": 1 - 0.5506}),
+        ("appendix-d", "resnet50-imagenet", {"GBN-60": 1 - 0.4054}),
+        ("segmentation", "fcn32s-voc", {"pruned": 1 - 0.27}),
+    ],
+)
+def test_networks_are_pruned_to_the_papers_cost(name: str, recipe: str, steps: dict[str, float]) -> None:
+    experiment = find_experiment(name)
+    assert experiment.recipe == recipe
+    found = {step.name: step for step in experiment.steps[1:]}
+    assert {name: step.settings.keep_macs for name, step in found.items()} == pytest.approx(steps)
+    for step in found.values():
+        # How it is pruned is the recipe's matter.
+        assert step.settings.but(keep_macs=0.5) == find_recipe(recipe).pruning.but(keep_macs=0.5)
+        assert step.after == "baseline"
+
+
+def test_table_3_has_three_schedules_to_three_costs_and_each_shape_from_scratch() -> None:
+    experiment = find_experiment("table3")
+    pruned = [f"{schedule}-{share}" for share in (60, 40, 20) for schedule in SCHEDULES]
+    assert experiment.recipe == "vgg16m-cifar100"
+    assert names(experiment) == ["baseline", *pruned, *(f"{name}-scratch" for name in pruned)]
+    for name in pruned:
+        step, scratch = experiment.step(name), experiment.step(f"{name}-scratch")
+        schedule, share = name[:-3], int(name[-2:])
+        assert step.settings.keep_macs == share / 100
+        assert step.settings.tick_removes == (1.0 if schedule == "one-shot" else 0.01)
+        assert step.settings.ticks_per_tock == (10 if schedule == "tick-tock" else 0)
+        assert (step.settings.min_channels, step.settings.finetune_epochs) == (9, 40)
+        assert (scratch.after, scratch.fresh, scratch.settings.keep_macs) == (name, True, 1.0)
+        # "We double the epochs to 320"; the learning rate falls at the same shares of them.
+        assert scratch.settings.finetune_epochs == 320
+        assert scratch.settings.milestones == (0.5, 0.75)
+
+
+def test_appendix_e_shows_runs_of_table_3() -> None:
+    table, appendix = find_experiment("table3"), find_experiment("appendix-e")
+    assert names(appendix) == ["baseline", *(f"{schedule}-20" for schedule in SCHEDULES)]
+    assert all(step == table.step(step.name) for step in appendix.steps)
+
+
+@pytest.mark.parametrize("name", ["throughput", "appendix-d"])
+def test_table_2_is_shared(name: str) -> None:
+    table = find_experiment("table2")
+    assert all(step == table.step(step.name) for step in find_experiment(name).steps)
+
+
+def test_gfir_ranks_by_five_scores_with_and_without_the_l1_term() -> None:
+    experiment = find_experiment("gfir")
+    assert experiment.recipe == "vgg16m-cub200"
+    plain = ["taylor", "slim", "pcnn", "l1", "random"]
+    sparse = [f"{score}-sparse" for score in plain if score != "pcnn"]
+    assert sorted(names(experiment)) == sorted(["baseline", *plain, *sparse])
+    for step in experiment.steps[1:]:
+        assert step.settings.score == step.name.removesuffix("-sparse")
+        assert step.settings.sparsity == (1e-3 if step.name.endswith("-sparse") else 0.0)
+        assert (step.settings.keep_filters, step.settings.keep_macs) == (0.2, None)
+        # Accuracy is looked at after each Tick, before any fine-tuning.
+        assert step.settings.finetune_epochs == 0
+        assert step.settings.evaluate == "always"
+        assert step.settings.tick_removes == 0.01
+
+
+def test_nas_compares_networks_with_a_quarter_of_the_macs() -> None:
+    experiment = find_experiment("nas")
+    assert names(experiment) == ["baseline", "quarter", "quarter-scratch", "shrunk"]
+    assert experiment.step("quarter").settings.keep_macs == 0.25
+    assert experiment.step("shrunk").shrunk == 0.25
+    assert experiment.step("quarter-scratch").fresh
+    for name in ("quarter-scratch", "shrunk"):
+        assert experiment.step(name).settings.finetune_epochs == 320
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_with_another_recipe_has_its_settings(name: str) -> None:
+    experiment = find_experiment(name, "resnet56-cifar10-authors")
+    assert experiment.recipe == "resnet56-cifar10-authors"
+    pruned = [step for step in experiment.steps if step.settings.keep_macs != 1]
+    assert pruned
+    assert all(step.settings.tock_first and step.settings.weight_decay == 5e-4 for step in pruned)
+
+
+def test_a_wrong_name_suggests_right_ones() -> None:
+    with pytest.raises(UnknownName, match=r"there is no experiment 'tabel1'; did you mean 'table1' or"):
+        find_experiment("tabel1")
+    with pytest.raises(UnknownName, match=r"there is no recipe 'resnet56'; did you mean 'resnet56-cifar10'"):
+        find_experiment("table1", "resnet56")
+
+
+@pytest.mark.parametrize(
+    ("step", "numbers"),
+    [
+        ("GBN-40", ["60.1", "53.5", "0.33"]),
+        ("GBN-30", ["70.3", "66.7", "0.03"]),
+        ("GBN-60", ["40.54", "31.83", "0.31", "0.16"]),
+        ("GBN-50", ["55.06", "53.40", "0.67", "0.26"]),
+        ("one-shot-60", ["79.3", "71.8", "73.1"]),
+        ("one-shot-40", ["92.0", "62.1", "68.0"]),
+        ("one-shot-20", ["97.5", "57.7", "59.9"]),
+        ("tick-only-60", ["68.5", "73.0", "73.7"]),
+        ("tick-only-40", ["86.2", "71.4", "72.9"]),
+        ("tick-only-20", ["95.0", "68.4", "69.6"]),
+        ("tick-tock-60", ["69.0", "74.6", "73.7"]),
+        ("tick-tock-40", ["85.5", "73.2", "73.0"]),
+        ("tick-tock-20", ["94.7", "71.2", "69.9"]),
+        ("quarter", ["1.30", "1.1"]),
+        ("quarter-scratch", ["71.02"]),
+        ("shrunk", ["1.98", "3.7"]),
+        ("pruned", ["27", "73", "62.84", "62.86"]),
+    ],
+)
+def test_the_papers_numbers_are_the_papers(step: str, numbers: list[str]) -> None:
+    places = [reports.PAPER[step].find(number) for number in numbers]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+def test_every_run_that_the_paper_reports_has_its_number_beside() -> None:
+    shown = {step for name in ("table1", "table2", "nas", "segmentation") for step in names(find_experiment(name))}
+    assert shown - {"baseline"} <= set(reports.PAPER)
+    assert {step for step in names(find_experiment("table3")) if step[-2:].isdigit()} <= set(reports.PAPER)
+
+
+def test_what_is_read_off_a_curve() -> None:
+    points = [(0.0, 90.0), (15.0, 80.0), (20.0, 70.0), (45.0, 60.0)]
+    assert [reports.at(points, share) for share in (10, 20, 40, 60)] == [90.0, 70.0, 70.0, 60.0]
+
+
+def test_a_page_without_runs_says_so() -> None:
+    text = reports.compared(reports.Done(Order(recipe="digits"), {}, {}, 1.0, Path("figure.svg")))
+    assert "no run is done" in text
+    assert "rehearsal" not in text
+
+
+def test_a_page_names_all_hardware_that_its_numbers_are_from() -> None:
+    def run(hardware: str) -> dict[str, Any]:
+        cost = {"macs": 10, "params": 10, "metrics": {"accuracy": 90.0}}
+        made = {"settings": {"seed": 0}, "versions": {"torch": "2.0"}, "seconds": 1.5, "hardware": hardware}
+        return {"before": cost, "after": cost, **made}
+
+    runs = {"GBN-40": run("one GPU"), "GBN-30": run("another GPU")}
+    text = reports.compared(reports.Done(Order(recipe="digits"), runs, {}, 1.0, Path("figure.svg")))
+    assert "one GPU" in text
+    assert "another GPU" in text
+    assert "3 s of training in all" in text
