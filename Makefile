@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # The CPU build of torch cannot load torchvision's compiled operators; tests/shim supplies them.
 BENCHMARK := PYTHONPATH=tests/shim $(BIN)/python
 
-.PHONY: demo test test-slow lint format types coverage speed ranking schedules small overhead clean
+.PHONY: demo test test-slow lint format types docs docs-serve coverage speed ranking schedules small overhead clean
 
 demo: $(VENV)/.cli
 	$(BIN)/secateur demo
@@ -26,6 +26,13 @@ format: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/pyright
+
+# Into site/, without a network; a broken link is an error. The variable silences a notice of the theme's.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 coverage: $(VENV)/.benchmarks
 	$(BENCHMARK) benchmarks/coverage.py
@@ -53,7 +60,7 @@ $(BIN)/python:
 
 # One stamp per set of packages: a second call installs nothing until the requirements change.
 $(VENV)/.cli: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e '.[cli,demo]'
+	$(INSTALL) -e '.[cli,demo,report]'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python

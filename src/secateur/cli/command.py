@@ -24,7 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command = _parse(arguments)
     except SecateurError as error:
         sys.exit(_complain(error))
-    _run(command)
+    except BrokenPipeError:
+        _end_quietly()
+    else:
+        _run(command)
 
 
 def _commands() -> dict[str, Any]:
@@ -33,6 +36,7 @@ def _commands() -> dict[str, Any]:
     from secateur.cli.export import Bench, Export
     from secateur.cli.look import Evaluate, Recipes, Structure
     from secateur.cli.prune import Prune, Resume
+    from secateur.cli.report import Report
     from secateur.cli.reproduce import Reproduce
     from secateur.cli.train import Finetune, Scratch, Shrunk, Train
 
@@ -46,6 +50,7 @@ def _commands() -> dict[str, Any]:
         "resume": Resume,
         "evaluate": Evaluate,
         "structure": Structure,
+        "report": Report,
         "export": Export,
         "bench": Bench,
         "scratch": Scratch,
@@ -105,9 +110,7 @@ def _run(command: Any) -> None:
         if text := command.run():
             print(text, flush=True)
     except BrokenPipeError:
-        # Whoever reads has had enough, as `head` does.
-        sys.stderr.close()
-        sys.exit(141)
+        _end_quietly()
     except Interrupted as stop:
         print(f"secateur: {stop}", file=sys.stderr)
         sys.exit(128 + stop.signal)
@@ -118,6 +121,12 @@ def _run(command: Any) -> None:
         if command.debug:
             raise
         sys.exit(_complain(error))
+
+
+def _end_quietly() -> None:
+    """Whoever reads has had enough, as `head` does."""
+    sys.stderr.close()
+    sys.exit(141)
 
 
 def _complain(error: SecateurError) -> int:

@@ -40,4 +40,4 @@ class Demo:
         if self.json:
             return json.dumps(done.to_dict())
         print(file=sys.stderr)
-        return f"{done}\n\nsaved in {self.out}{os.sep}, whose card.md says how to load it"
+        return f"{done}\n\nsaved in {self.out}{os.sep}, whose card.md says how to load it\nreport: {done.page}"

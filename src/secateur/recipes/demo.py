@@ -13,10 +13,12 @@ from secateur.channels.analyze import analyze
 from secateur.channels.verify import Verification, verify
 from secateur.data.arrays import Arrays
 from secateur.data.digits import digits
-from secateur.models.resnet_cifar import CifarResNet
+from secateur.models.lookup import find_model
 from secateur.recipes.paper import find_recipe
 from secateur.results.artifact import save
 from secateur.results.bench import latency
+from secateur.results.report import write_report
+from secateur.results.summary import device_name
 from secateur.ticktock.events import Result
 from secateur.ticktock.schedule import TickTock
 from secateur.training.loop import Trainer, Work
@@ -26,6 +28,7 @@ from secateur.training.schedules import triangle
 from secateur.training.task import Task, classification
 
 BASELINE_EPOCHS = 15
+NETWORK: dict[str, Any] = {"name": "resnet14", "options": {"in_channels": 1}}
 SETTINGS = find_recipe("digits").pruning
 """The paper's schedule, shortened for a dataset of 1,438 images."""
 
@@ -38,6 +41,8 @@ class Demo:
     verification: Verification
     seconds: dict[str, float]
     """Median latency of a batch of 64 images, before and after."""
+    page: Path
+    """The report."""
 
     def rows(self) -> list[tuple[str, float, float]]:
         """What is measured, before and after."""
@@ -73,14 +78,16 @@ def run_demo(folder: Path, settings: TickTock, say: Callable[[str], None]) -> De
     result = settings(model, graph, task, progress=lambda event: say(str(event)))
     verification = verify(model, result.plan, example)
     seconds = latency({"before": model, "after": result.model}, example)
-    save(result, folder)
-    return Demo(result, verification, seconds)
+    timed = {**seconds, "batch": len(example), "device": device_name(example.device)}
+    save(result, folder, latency=timed, input=list(example[:1].shape), network=NETWORK)
+    page = write_report([folder], folder / "report.html")
+    return Demo(result, verification, seconds, page)
 
 
 def train_baseline(task: Task, train: Arrays, seed: int, say: Callable[[str], None]) -> nn.Module:
     """A ResNet-14 for 8x8 images."""
     with seeded(seed):
-        model = CifarResNet(14, in_channels=1)
+        model = find_model(NETWORK["name"], **NETWORK["options"])
     train_baseline_(model, task, train, seed, say)
     return model
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -28,12 +28,14 @@ class Job:
 
     network: how to build the model again: {"name": ..., "options": {...}} as `find_model` takes them; None where the
         user's own code has built it.
+    maps: test images with a label for every pixel, to be shown beside what both networks make of them.
     """
 
     model: nn.Module
     example: Any
     task: Task
     network: dict[str, Any] | None = None
+    maps: Iterable[Any] | None = None
 
     def to(self, device: torch.device) -> Job:
         moved = map_tensors(self.example, lambda tensor: tensor.to(device))
@@ -108,7 +110,8 @@ def build(order: Order, seed: int, device: torch.device) -> Job:
     with seeded(seed):
         model = find_model(recipe.network, **options)
         example = torch.randn(1, *(recipe.input_size or dataset.input_size))
-    return Job(model.to(device), example.to(device), task, {"name": recipe.network, "options": options})
+    network = {"name": recipe.network, "options": options}
+    return Job(model.to(device), example.to(device), task, network, test if dataset.maps else None)
 
 
 def network_options(recipe: Recipe, dataset: Dataset, num_classes: int, width: float) -> dict[str, Any]:

@@ -21,14 +21,13 @@ from secateur.recipes.jobs import Order
 from secateur.recipes.paper import find_recipe
 from secateur.recipes.work import open_network
 from secateur.results.bench import latency
-from secateur.results.figures import draw_curves, draw_pictures, draw_structures
+from secateur.results.figures import draw_curves, draw_structures
 from secateur.results.load import load
+from secateur.results.pictures import draw_seen
 from secateur.results.structure import Layer, Structure, read_lines, read_structure
-from secateur.training.batches import device_of
-from secateur.training.task import evaluating
 
-BATCH, PICTURES = 64, 4
-"""Images of a batch for throughput; rows of pictures."""
+BATCH = 64
+"""Images of a batch for throughput."""
 PAPER = {
     "GBN-40": "-60.1% MACs, -53.5% parameters, +0.33",
     "GBN-30": "-70.3% MACs, -66.7% parameters, -0.03",
@@ -188,26 +187,12 @@ def pictures(done: Done) -> str:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     recipe = find_recipe(done.order.recipe)
     _, test = find_dataset(recipe.data).load(done.order.data, 1)
-    networks = [
-        open_network(replace(done.order, weights=str(done.folders[name])), device).model
+    networks = {
+        name: open_network(replace(done.order, weights=str(done.folders[name])), device).model
         for name in ("baseline", "pruned")
-    ]
-    rows = []
-    for images, labels in (batch for batch, _ in zip(test, range(PICTURES), strict=False)):
-        rows.append([picture(images[0]), labels[0].numpy(), *(seen(network, images) for network in networks)])
-    draw_pictures(rows, ["image", "truth", "baseline", "pruned"], done.figure)
+    }
+    draw_seen(networks, test, done.figure)
     return compared(done) + f"\n![What both networks see]({done.figure.name})\n"
-
-
-def seen(network: torch.nn.Module, images: torch.Tensor) -> Any:
-    with evaluating(network):
-        return network(images.to(device_of(network))).argmax(1)[0].cpu().numpy()
-
-
-def picture(image: torch.Tensor) -> Any:
-    """The image with its own darkest and brightest as black and white, whatever it was normalised by."""
-    low, high = image.amin(), image.amax()
-    return ((image - low) / (high - low).clamp_min(1e-9)).permute(1, 2, 0).numpy()
 
 
 def main(run: dict[str, Any]) -> float:

@@ -26,6 +26,7 @@ from secateur.recipes.paper import find_recipe
 from secateur.results.artifact import save, write
 from secateur.results.bench import latency
 from secateur.results.load import fill_, find_result, read_plan
+from secateur.results.pictures import draw_seen
 from secateur.results.structure import read_json
 from secateur.results.summary import device_name
 from secateur.ticktock.events import Event, Finished, Result
@@ -97,6 +98,8 @@ def perform(
     if world.leads:
         seconds = latency({"before": job.model, "after": result.model}, job.example)
         about["latency"] = {**seconds, "batch": 1, "device": device_name(device)}
+        if job.maps is not None:
+            draw_seen({"before": job.model, "after": result.model}, job.maps, out / "result" / "pictures.png")
         save(result, out / "result", **about)
     return result
 

@@ -1,0 +1,109 @@
+"""The report while a run goes on: a small server, for this machine only."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from secateur.errors import InvalidSetting, SecateurError
+from secateur.results.report.page import render, render_news
+from secateur.results.report.read import read_runs
+
+ADDRESS = "127.0.0.1"
+
+
+class Server(ThreadingHTTPServer):
+    """Answers with the page, and with its news."""
+
+    daemon_threads = True
+
+    def __init__(self, runs: Sequence[str | Path], port: int) -> None:
+        self.runs = [Path(run) for run in runs]
+        self.told: tuple[object, str] = None, ""
+        """The last news, and how the files were then."""
+        try:
+            super().__init__((ADDRESS, port), Handler)
+        except (OSError, OverflowError) as error:
+            raise InvalidSetting(f"cannot serve on port {port}: {error}; --port 0 takes a free one") from error
+
+    @property
+    def address(self) -> str:
+        return f"http://{ADDRESS}:{self.server_port}/"
+
+    def news(self) -> str:
+        """Read anew only if something has changed: the run has better use for the processor."""
+        now = [(path.stat().st_mtime_ns, path.stat().st_size) for path in self._files()]
+        if now != self.told[0]:
+            self.told = now, json.dumps(render_news(read_runs(self.runs)), allow_nan=False)
+        return self.told[1]
+
+    def _files(self) -> list[Path]:
+        """Of what the runs consist, as far as there is; not their checkpoints."""
+        return [path for run in self.runs for place in (run, run / "result") for path in place.glob("*.*")]
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that has left before it had its answer is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # pyright: ignore[reportArgumentType]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """GET of two addresses; everything else is refused."""
+
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
+    server_version, sys_version = "secateur", ""
+
+    def do_GET(self) -> None:
+        answers = {"/": ("text/html", self._page), "/news": ("application/json", self._news)}
+        # A page from elsewhere whose name was made to lead here would come with that name.
+        if self.headers.get("Host", "") not in [f"{host}:{self.server.server_port}" for host in (ADDRESS, "localhost")]:
+            self.send_error(HTTPStatus.FORBIDDEN)
+        elif self.path not in answers:
+            self.send_error(HTTPStatus.NOT_FOUND)
+        else:
+            kind, answer = answers[self.path]
+            try:
+                self._answer(HTTPStatus.OK, kind, answer())
+            except SecateurError as error:
+                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error))
+
+    def _page(self) -> str:
+        return render(read_runs(self.server.runs), live=True)
+
+    def _news(self) -> str:
+        """A run that is being written may be unreadable for a moment: the page says why, and asks again."""
+        try:
+            return self.server.news()
+        except (SecateurError, OSError) as error:
+            return json.dumps({"error": str(error)})
+
+    def _answer(self, status: HTTPStatus, kind: str, body: str) -> None:
+        data = body.encode()
+        self.send_response(status)
+        headers = {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(data)),
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is said of requests."""
+
+
+def serve(runs: Sequence[str | Path], port: int, say: Callable[[str], object]) -> None:
+    """Serve the report until Ctrl-C; `say` is told the address."""
+    render(read_runs(runs), live=True)  # what is wrong from the start is said at once
+    with Server(runs, port) as server, suppress(KeyboardInterrupt):
+        say(server.address)
+        server.serve_forever()

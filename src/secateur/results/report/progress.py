@@ -1,0 +1,150 @@
+"""Charts along the run: metrics, loss, and what is left of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+from secateur.results.report.charts import Chart, colour, tick_step
+from secateur.results.report.read import COSTS, Moment, Run
+from secateur.results.report.words import drawn, markup, precise, sentence, share
+
+SYMBOLS = {"Start": "circle", "Tick": "circle", "Tock": "diamond", "FineTune": "square"}
+DASHES = ("solid", "dash", "dot")
+MANY = 150
+"""From so many points on there is only the line through them."""
+
+Value = Callable[[Run, Moment], float | None]
+
+
+def progress_charts(runs: Sequence[Run]) -> list[Chart]:
+    """One per metric, one of the loss, and one of the cost if a run is to remove something."""
+    names = list(dict.fromkeys(name for run in runs for name in run.metrics if name != "loss"))
+    charts = [
+        _along(runs, f"metric-{index}", name, {name: lambda run, moment, name=name: moment.metrics.get(name)})
+        for index, name in enumerate(names)
+    ]
+    return [*charts, _loss(runs), *([] if all(run.trains_only for run in runs) else [_cost(runs)])]
+
+
+def _loss(runs: Sequence[Run]) -> Chart:
+    values: dict[str, Value] = {"training loss": lambda run, moment: moment.loss}
+    if any("loss" in run.metrics for run in runs):
+        values = {"test loss": lambda run, moment: moment.metrics.get("loss"), **values}
+    return _along(runs, "loss", "loss", values)
+
+
+def _cost(runs: Sequence[Run]) -> Chart:
+    """Of the runs that remove something. Several are compared by their MACs alone: three lines each are too many."""
+    shown = COSTS if len(runs) == 1 else {"macs": COSTS["macs"]}
+    values: dict[str, Value] = {
+        word: lambda run, moment, key=key: _left(run, moment, key) for key, word in shown.items()
+    }
+    return _along(runs, "cost", "what is left of the network", values, unit="%")
+
+
+def _left(run: Run, moment: Moment, key: str) -> float | None:
+    left = share(moment.costs[key], run.moments[0].costs[key])
+    return None if left is None or run.trains_only else 100 * left
+
+
+def _along(runs: Sequence[Run], name: str, title: str, values: dict[str, Value], unit: str = "") -> Chart:
+    """Lines through the moments of the runs: a colour per run, or per value of the only one; a symbol per phase."""
+    several = len(runs) > 1
+    traces, rows, ends = [], [], []
+    for index, run in enumerate(runs):
+        lines = {word: [value(run, moment) for moment in run.moments] for word, value in values.items()}
+        for place, (word, line) in enumerate(lines.items()):
+            known = [precise(y) + unit for y in line if y is not None]
+            if not known:
+                continue
+            said = word if not several else run.name if len(values) == 1 else f"{run.name}: {word}"
+            traces.append(
+                {
+                    **_trace(run, line, colour(index if several else place), DASHES[place]),
+                    "name": markup(said),
+                    "hovertemplate": f"%{{customdata}}: {markup(word)} %{{y:.4~g}}{unit}"
+                    f"<extra>{markup(run.name) if several else ''}</extra>",
+                }
+            )
+            ends.append(f"{said} from {known[0]} to {known[-1]}")
+        for moment, *numbers in zip(run.moments, *lines.values(), strict=True):
+            cells = [precise(y) + (unit if y is not None else "") for y in numbers]
+            rows.append([*([run.name] if several else []), moment.name, *cells])
+    if several and len(values) > 1:
+        ends = [f"{style}: {word}" for style, word in zip(("solid", "dashed"), values, strict=False)]
+    longest = max(len(run.moments) for run in runs)
+    across = "epochs" if all(run.trains_only for run in runs) else "Ticks and epochs"
+    return Chart(
+        id=name,
+        title=sentence(title),
+        caption=("; ".join(ends) if several else sentence("; ".join(ends))) + ".",
+        heads=[*(["run"] if several else []), "after", *values],
+        rows=rows,
+        traces=traces,
+        layout={
+            "height": 300 + 9 * max(0, len(traces) - 3),  # the legend takes room
+            "xaxis": {"title": {"text": across}, "zeroline": False, "dtick": tick_step(longest)},
+            "yaxis": {"ticksuffix": unit, "rangemode": "tozero" if unit else "normal"},
+            "hovermode": "x",
+            "showlegend": True,
+            "shapes": _endings(runs) if several else _phases(runs[0]),
+        },
+        steps=True,
+    )
+
+
+def _trace(run: Run, line: list[float | None], shade: str, dash: str) -> dict[str, Any]:
+    trace: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": list(range(len(line))),
+        "y": drawn(line),
+        "customdata": [markup(moment.name) for moment in run.moments],
+        "line": {"color": shade, "dash": dash, "width": 2},
+        "connectgaps": True,
+    }
+    if len(line) < MANY:
+        symbols = [SYMBOLS[moment.phase] for moment in run.moments]
+        trace |= {"mode": "lines+markers", "marker": {"symbol": symbols, "size": 6, "color": shade}}
+    return trace
+
+
+def _phases(run: Run) -> list[dict[str, Any]]:
+    """A band behind each phase; the legend names each kind once."""
+    bands: list[dict[str, Any]] = []
+    words = {"Tick": "Tick", "Tock": "Tock", "FineTune": "training" if run.trains_only else "fine-tuning"}
+    for phase, group in groupby(enumerate(run.moments), key=lambda pair: pair[1].phase):
+        places = [place for place, _ in group]
+        if phase not in words:
+            continue
+        bands.append(
+            {
+                "type": "rect",
+                "layer": "below",
+                "xref": "x",
+                "yref": "paper",
+                "x0": places[0] - 0.5,
+                "x1": places[-1] + 0.5,
+                "y0": 0,
+                "y1": 1,
+                "line": {"width": 0},
+                "fillcolor": f"--band-{phase.lower()}",
+                "name": words[phase],
+                "legendgroup": phase,
+                "showlegend": all(band["legendgroup"] != phase for band in bands),
+            }
+        )
+    return bands
+
+
+def _endings(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Bands of several runs would hide each other: a line in the run's colour, where its pruning ends."""
+    lines = []
+    for index, run in enumerate(runs):
+        ticks = [place for place, moment in enumerate(run.moments) if moment.phase == "Tick"]
+        if ticks and run.moments[-1].phase == "FineTune":
+            where = {"xref": "x", "yref": "paper", "x0": ticks[-1] + 0.5, "x1": ticks[-1] + 0.5, "y0": 0, "y1": 1}
+            lines.append({"type": "line", "line": {"color": colour(index), "width": 1, "dash": "dot"}, **where})
+    return lines

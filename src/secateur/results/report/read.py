@@ -1,0 +1,232 @@
+"""A run's folder as the report needs it. Anybody may have changed the files: everything is checked on the way in."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from secateur.errors import DamagedRun, InvalidSetting
+from secateur.results.report.words import number, sentence, share, text
+from secateur.results.structure import Layer, read_json, read_lines, read_structure
+
+LARGEST = 2**25
+"""Bytes that a file may have to go into a page."""
+PHASES = {"Start": "Start", "Tick": "Tick", "Tock": "Tock", "FineTune": "fine-tuning"}
+METRICS = {"top5": "top-5 accuracy", "miou": "mean IoU", "pixel_accuracy": "pixel accuracy"}
+"""Our own tasks' metrics in words, where they need some."""
+COSTS = {"macs": "MACs", "params": "parameters", "filters": "filters"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """How the network stood after a Tick or an epoch of training; None for a number that is missing or not finite."""
+
+    phase: str
+    name: str
+    number: int
+    """Of the Tick or Tock."""
+    costs: dict[str, float | None]
+    metrics: dict[str, float | None]
+    loss: float | None
+    seconds: float
+    removed: dict[str, int]
+    """Channels by group."""
+    scores: list[float | None]
+    threshold: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run, finished or not, or what is known of it from its result."""
+
+    name: str
+    moments: list[Moment]
+    layers: list[Layer]
+    members: dict[str, dict[str, int]]
+    """By group, which layers a channel of it is in, and as how many filters; empty if only the result is known."""
+    settings: dict[str, Any]
+    engine: dict[str, Any]
+    facts: dict[str, str]
+    """What it was about and what it ran on, in words."""
+    ends: tuple[Moment, Moment]
+    """Before and after, as the summary has it; empty without."""
+    latency: dict[str, Any]
+    pictures: str
+    """A data address, or nothing."""
+    finished: bool
+
+    @property
+    def trains_only(self) -> bool:
+        """Whether it was never meant to remove anything."""
+        return self.settings.get("keep_macs") == 1
+
+    @property
+    def cut(self) -> bool:
+        return any(layer.after < layer.before for layer in self.layers)
+
+    def cost(self, what: str) -> tuple[float | None, float | None]:
+        """MACs, parameters or filters before and after."""
+        found = [moment.costs[what] for moment in self.moments if moment.costs[what] is not None] or [None]
+        before, after = (end.costs[what] for end in self.ends)
+        return before if before is not None else found[0], after if after is not None else found[-1]
+
+    def metric(self, name: str) -> tuple[float | None, float | None]:
+        """Before and after, or what was computed first and last; None if it never was."""
+        found = [value for moment in self.moments if (value := moment.metrics.get(name)) is not None] or [None]
+        before, after = (end.metrics.get(name) for end in self.ends)
+        return before if before is not None else found[0], after if after is not None else found[-1]
+
+    @property
+    def metrics(self) -> list[str]:
+        """Their names; the first is the one that matters most."""
+        return list(dict.fromkeys(name for moment in self.moments for name in moment.metrics))
+
+    @property
+    def main_metric(self) -> str | None:
+        return next(iter(self.metrics), None)
+
+    @property
+    def status(self) -> str:
+        """Where it stands, in words."""
+        if self.finished:
+            return "finished"
+        if not self.moments:
+            return "begun"
+        left = share(self.cost("macs")[1], self.cost("macs")[0])
+        kept = f", {left:.1%} of the MACs left" if left is not None and not self.trains_only else ""
+        return f"not finished: {self.moments[-1].name}{kept}"
+
+
+def read_runs(folders: Sequence[str | Path]) -> list[Run]:
+    """Each by the end of its path that tells it from the others."""
+    if not folders:
+        raise InvalidSetting("a report needs at least one run")
+    parts = [Path(folder).resolve().parts for folder in folders]
+    most = max(map(len, parts))
+    long = next((n for n in range(1, most) if len({p[-n:] for p in parts}) == len(parts)), most)
+    return [read_run(folder, "/".join(p[-long:])) for folder, p in zip(folders, parts, strict=True)]
+
+
+def read_run(folder: str | Path, name: str) -> Run:
+    """A run's folder, or a result's."""
+    path = Path(folder)
+    alone = (path / "summary.json").is_file()
+    result = path if alone else path / "result"
+    config, summary, history = path / "config.json", result / "summary.json", path / "events.jsonl"
+    if alone:
+        history = path / "history.jsonl"
+    for file in (config, summary, history, result / "pictures.png"):
+        _check(file)
+    asked = read_json(config) if config.is_file() and not alone else {}
+    found = read_json(summary) if summary.is_file() else {}
+    about = {**asked, **found}
+    settings = _record(about, "settings", path)
+    training = settings.get("keep_macs") == 1
+    ends = [_moment({"event": "Start", **_record(found, end, path)}, summary, training) for end in ("before", "after")]
+    return Run(
+        name=text(name),
+        layers=_layers(path),
+        moments=[_moment(event, history, training) for event in read_lines(history)],
+        members=_members(asked),
+        settings=settings,
+        engine=_record(about, "engine", path),
+        facts=_facts(about, path),
+        ends=(ends[0], ends[1]),
+        latency=_record(found, "latency", path),
+        pictures=_pictures(result / "pictures.png"),
+        finished=bool(found),
+    )
+
+
+def _check(file: Path) -> None:
+    """Before it is read: a pipe would never end, and neither would a huge file."""
+    if file.exists() and not file.is_file():
+        raise DamagedRun(f"{file} is no plain file")
+    if file.is_file() and file.stat().st_size > LARGEST:
+        raise DamagedRun(f"{file} has {file.stat().st_size:,} bytes, too many for a page: {LARGEST:,} at most")
+
+
+def _moment(event: Any, path: Path, training: bool) -> Moment:
+    phase = event.get("event") if isinstance(event, dict) else None
+    if not isinstance(phase, str) or phase not in PHASES:
+        raise DamagedRun(f"{path} holds something that is no event: {text(event)}")
+    removed = _record(event, "removed", path)
+    scores = event.get("scores", [])
+    if not all(isinstance(count, int) and 0 <= count < 2**31 for count in removed.values()):
+        raise DamagedRun(f"{path} tells of channels removed that are no counts: {text(removed)}")
+    if not isinstance(scores, list):
+        raise DamagedRun(f"{path} holds scores that are no list: {text(scores)}")
+    counted = {word: _whole(event.get(key)) for key, word in (("number", ""), ("epoch", "epoch "))}
+    said = ", ".join(f"{word}{count}" for word, count in counted.items() if count)
+    word = "training" if training and phase == "FineTune" else PHASES[phase]
+    return Moment(
+        phase=phase,
+        name=sentence(f"{word} {said}".strip()),
+        number=counted[""],
+        costs={what: number(event.get(what)) for what in COSTS},
+        metrics={METRICS.get(n, text(n)): number(value) for n, value in _record(event, "metrics", path).items()},
+        loss=number(event.get("loss")),
+        seconds=number(event.get("seconds")) or 0.0,
+        removed=removed,
+        scores=[number(score) for score in scores],
+        threshold=number(event.get("threshold")),
+    )
+
+
+def _layers(path: Path) -> list[Layer]:
+    layers = read_structure(path).layers
+    for layer in layers:
+        if not isinstance(layer.name, str) or not layer.before < 2**31:
+            raise DamagedRun(f"{path} tells of a layer that there cannot be: {text(vars(layer))}")
+    return layers
+
+
+def _members(asked: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """From the config's layers, which `read_structure` has checked."""
+    members: dict[str, dict[str, int]] = {}
+    for name, _, groups in asked.get("layers", []):
+        for group, each in groups.items():
+            members.setdefault(group, {})[str(name)] = each
+    return members
+
+
+def _facts(about: dict[str, Any], path: Path) -> dict[str, str]:
+    order, network, versions = (_record(about, key, path) for key in ("order", "network", "versions"))
+    options = _record(network, "options", path)
+    said = {
+        "recipe": order.get("recipe"),
+        "data": order.get("data"),
+        "weights": order.get("weights"),
+        "network": network.get("name"),
+        **{f"network: {text(key)}": value for key, value in options.items()},
+        "input": about.get("input"),
+        "hardware": about.get("hardware"),
+        **{text(key): value for key, value in versions.items()},
+    }
+    return {key: text(value) for key, value in said.items() if value is not None}
+
+
+def _pictures(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    data = path.read_bytes()
+    if not data.startswith(b"\x89PNG\r\n\x1a\n"):
+        raise DamagedRun(f"{path} is no PNG image")
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def _record(about: dict[str, Any], key: str, path: str | Path) -> dict[str, Any]:
+    """A part that is an object; empty if it is missing."""
+    found = about.get(key)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise DamagedRun(f"{path}: {key} is no object: {text(found)}")
+    return found
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and 0 < value < 2**31 else 0

@@ -1,0 +1,111 @@
+"""Charts of the layers: their channels before and after, and what was removed in percent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from secateur.results.report.charts import Chart, colour, layer_axis
+from secateur.results.report.read import Run
+from secateur.results.report.words import drawn, markup, text
+from secateur.results.structure import Layer
+
+WIDTH = 0.86
+"""Of a layer's bars together, where 1 is all the room."""
+
+Placed = list[tuple[int, Run]]
+"""Runs with their places among all, which give them their colours."""
+
+
+def structure_charts(runs: Sequence[Run]) -> list[Chart]:
+    """Two for every network: runs that began with the same one share them."""
+    networks: dict[tuple[Any, ...], Placed] = {}
+    for index, run in enumerate(runs):
+        networks.setdefault(tuple((layer.name, layer.before) for layer in run.layers), []).append((index, run))
+    charts = []
+    for number, placed in enumerate(networks.values()):
+        shown = [(index, run) for index, run in placed if run.cut]
+        charts += [_channels(shown, number, len(runs) > 1), _percentages(shown, number, len(runs) > 1)]
+    return charts
+
+
+def _channels(shown: Placed, number: int, several: bool) -> Chart:
+    """The paper's Appendix E."""
+    layers = shown[0][1].layers if shown else []
+    whole = {**_bars(layers, [layer.before for layer in layers], "before", "--before"), "width": WIDTH}
+    whole["marker"]["line"] = {"color": "--quiet", "width": 1}
+    after: list[list[float]] = [[layer.after for layer in run.layers] for _, run in shown]
+    before = sum(layer.before for layer in layers)
+    told = [
+        f"{run.name + ': ' if several else ''}{sum(left):,} of {before:,} filters are left"
+        for (_, run), left in zip(shown, after, strict=True)
+    ]
+    return Chart(
+        id=f"channels-{number}",
+        title="Channels of each layer",
+        caption="; ".join(told) + ", of the layers that could lose some.",
+        heads=["layer", "before", *(run.name if several else "after" for _, run in shown)],
+        rows=[
+            [text(layer.name), str(layer.before), *(str(left[place]) for left in after)]
+            for place, layer in enumerate(layers)
+        ],
+        traces=[whole, *_beside(shown, after, "after", several)] if shown else [],
+        layout=_layout(layers, {"title": {"text": "channels"}}),
+    )
+
+
+def _percentages(shown: Placed, number: int, several: bool) -> Chart:
+    """The paper's Appendix D."""
+    layers = shown[0][1].layers if shown else []
+    removed = [[100 * (1 - layer.after / layer.before) for layer in run.layers] for _, run in shown]
+    most, name = max(
+        ((share, layer.name) for shares in removed for share, layer in zip(shares, layers, strict=True)),
+        default=(0.0, ""),
+    )
+    return Chart(
+        id=f"percent-{number}",
+        title="Removed of each layer",
+        caption=f"Most: {most:.0f}% of {text(name)}.",
+        heads=["layer", *(run.name if several else "removed" for _, run in shown)],
+        rows=[
+            [text(layer.name), *(f"{shares[place]:.1f}%" for shares in removed)] for place, layer in enumerate(layers)
+        ],
+        traces=_beside(shown, removed, "removed", several, "%"),
+        layout=_layout(layers, {"title": {"text": "removed"}, "ticksuffix": "%", "range": [0, 100]}),
+    )
+
+
+def _beside(
+    shown: Placed, heights: list[list[float]], word: str, several: bool, unit: str = ""
+) -> list[dict[str, Any]]:
+    """Bars of the runs, in the room that a layer's bar before has."""
+    width = WIDTH / max(1, len(shown))
+    return [
+        {
+            **_bars(run.layers, values, run.name if several else word, colour(index), unit),
+            "width": width,
+            "offset": -WIDTH / 2 + place * width,
+        }
+        for place, ((index, run), values) in enumerate(zip(shown, heights, strict=True))
+    ]
+
+
+def _bars(layers: list[Layer], heights: Sequence[float], name: str, shade: str, unit: str = "") -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "name": markup(name),
+        "x": [markup(text(layer.name)) for layer in layers],
+        "y": drawn(heights),
+        "marker": {"color": shade},
+        "hovertemplate": f"%{{y:.4~g}}{unit}",
+    }
+
+
+def _layout(layers: list[Layer], up: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "barmode": "overlay",
+        "hovermode": "x unified",
+        "height": 380,
+        "xaxis": {**layer_axis([text(layer.name) for layer in layers]), "tickangle": -90, "showgrid": False},
+        "yaxis": up,
+    }

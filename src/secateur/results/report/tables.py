@@ -1,0 +1,139 @@
+"""What the report says without a chart: cards with the numbers that matter, settings, hardware and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from secateur.results.report.read import COSTS, Run
+from secateur.results.report.words import brief, duration, number, percent, precise, sentence, share, text
+from secateur.ticktock.schedule import TickTock
+from secateur.training.engine import Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """What a card says of one run."""
+
+    before: str = ""
+    """Nothing if there is no change."""
+    after: str
+    note: str = ""
+    left: float | None = None
+    """As a bar: a share from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One measure, of every run."""
+
+    title: str
+    lines: list[Line | None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting, or a fact, of every run."""
+
+    name: str
+    values: list[str]
+    default: str = ""
+    changed: bool = False
+    """Whether it is not the default somewhere."""
+    differs: bool = False
+    """Whether the runs are not alike."""
+
+    @property
+    def marked(self) -> bool:
+        return self.changed or self.differs
+
+
+def make_cards(runs: Sequence[Run]) -> list[Card]:
+    """Those about which at least one run has something to say."""
+    cards = [Card(sentence(word), [_cost(run, key) for run in runs]) for key, word in COSTS.items()]
+    metrics = dict.fromkeys(run.main_metric for run in runs if run.main_metric is not None)
+    cards[1:1] = [Card(sentence(name), [_metric(run, name) for run in runs]) for name in metrics]
+    cards.append(Card("Latency", [_latency(run) for run in runs]))
+    cards.append(Card("Time", [_time(run) for run in runs]))
+    return [card for card in cards if any(card.lines)]
+
+
+def _cost(run: Run, key: str) -> Line | None:
+    before, after = run.cost(key)
+    if before is None or after is None:
+        return None
+    if before == after:
+        return Line(after=brief(after))
+    left = share(after, before)
+    return Line(before=brief(before), after=brief(after), note=f"{percent(left)} left", left=left)
+
+
+def _metric(run: Run, name: str) -> Line | None:
+    before, after = run.metric(name)
+    if before is None or after is None:
+        return None
+    return Line(before=precise(before), after=precise(after), note=f"{after - before:+.3g}")
+
+
+def _latency(run: Run) -> Line | None:
+    before, after = number(run.latency.get("before")), number(run.latency.get("after"))
+    if not before or not after:
+        return None
+    about = {"batch": "batch of ", "device": ""}
+    said = [f"{word}{text(run.latency[key])}" for key, word in about.items() if key in run.latency]
+    return Line(
+        before=duration(before),
+        after=duration(after),
+        note=", ".join([f"{before / after:.2f} times as fast", *said]),
+        left=min(1.0, after / before),
+    )
+
+
+def _time(run: Run) -> Line | None:
+    if not run.moments:
+        return None
+    counts = {
+        "Tick": "Ticks",
+        "Tock": "epochs of Tocks",
+        "FineTune": "epochs of training" if run.trains_only else "epochs of fine-tuning",
+    }
+    phases = [moment.phase for moment in run.moments]
+    said = [f"{phases.count(phase)} {word}" for phase, word in counts.items() if phase in phases]
+    return Line(after=duration(sum(moment.seconds for moment in run.moments)), note=", ".join(said))
+
+
+def make_settings(runs: Sequence[Run]) -> list[Row]:
+    """All of them; first those in which the runs differ, then those that are not the default."""
+    rows = _rows([run.settings for run in runs], _defaults(TickTock))
+    rows += _rows([run.engine for run in runs], _defaults(Engine))
+    return sorted(rows, key=lambda row: (not row.differs, not row.changed))
+
+
+def _rows(found: Sequence[dict[str, Any]], defaults: dict[str, Any]) -> list[Row]:
+    rows = []
+    for name in dict.fromkeys(name for settings in found for name in settings):
+        known = [settings[name] for settings in found if name in settings]
+        rows.append(
+            Row(
+                text(name),
+                [text(settings[name]) if name in settings else "-" for settings in found],
+                text(defaults[name]) if name in defaults else "-",
+                changed=name not in defaults or any(value != defaults[name] for value in known),
+                differs=any(value != known[0] for value in known) or len(known) < len(found),
+            )
+        )
+    return rows
+
+
+def _defaults(kind: type) -> dict[str, Any]:
+    """As JSON has them: lists for tuples."""
+    values = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(kind)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def make_facts(runs: Sequence[Run]) -> list[Row]:
+    """What the runs were about, and what they ran on."""
+    names = dict.fromkeys(name for run in runs for name in run.facts)
+    rows = [Row(name, [run.facts.get(name, "-") for run in runs]) for name in names]
+    return [*rows, Row("state", [run.status for run in runs])] if rows else []

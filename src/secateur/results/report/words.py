@@ -1,0 +1,123 @@
+"""Numbers and names as the report writes them; what is read from files is made harmless here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+LONGEST = 80
+"""Characters of a name or value that are shown."""
+LARGEST = 1e24
+"""Numbers beyond this are taken for infinite."""
+
+
+def number(value: Any) -> float | None:
+    """A finite number, else None, which is a gap in a chart and a dash in a table.
+
+    >>> number(3), number("3"), number(True), number(float("nan")), number(10**40)
+    (3, None, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) < LARGEST else None
+
+
+def drawn(values: Sequence[float | None]) -> list[float | None]:
+    """As precisely as anybody sees: the page is half as long.
+
+    >>> drawn([98.8857938718663, 64, None])
+    [98.8858, 64, None]
+    """
+    return [float(f"{value:.6g}") if isinstance(value, float) else value for value in values]
+
+
+def text(value: Any, longest: int = LONGEST) -> str:
+    """In one line, without characters that cannot be seen or written, and not too long.
+
+    >>> text("a\\nb"), text([0.1, 0.2]), text({"fc": 1.0}), text(0.1 - 1e-17), text("x" * 100, 9)
+    ('a\ufffdb', '0.1, 0.2', '{"fc": 1.0}', '0.1', 'xxxx…xxxx')
+    """
+    if isinstance(value, list) and not any(isinstance(each, list | dict) for each in value):
+        value = ", ".join(map(text, value))
+    elif isinstance(value, list | dict):
+        value = json.dumps(value)
+    elif isinstance(value, float):
+        value = f"{value:.6g}"
+    line = "".join(letter if letter.isprintable() else "\ufffd" for letter in str(value))
+    half = longest // 2
+    return line if len(line) <= longest else f"{line[:half]}…{line[-half:]}"
+
+
+def markup(name: str) -> str:
+    """For a chart, whose text knows tags, entities, and templates of the kind %{x}.
+
+    >>> markup("<b>&%{x}")
+    '&lt;b&gt;&amp;&#37;{x}'
+    """
+    for letter, entity in {"&": "&amp;", "<": "&lt;", ">": "&gt;", "%": "&#37;"}.items():
+        name = name.replace(letter, entity)
+    return name
+
+
+def precise(value: float | None) -> str:
+    """Whole numbers whole, others to four figures.
+
+    >>> precise(1648256), precise(98.8857), precise(3.1e-05), precise(None)
+    ('1,648,256', '98.89', '3.1e-05', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def brief(value: float | None) -> str:
+    """To three figures, with a letter for many thousands and more.
+
+    >>> brief(1648256), brief(2010), brief(36661), brief(999999), brief(None)
+    ('1.65 M', '2,010', '36.7 k', '1.00 M', '-')
+    """
+    if value is None or value < 10_000:
+        return precise(value)
+    power, letter = next((p, letter) for p, letter in ((9, "G"), (6, "M"), (3, "k")) if value >= 0.9995 * 10**p)
+    scaled = value / 10**power
+    return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {letter}"
+
+
+def percent(share: float | None) -> str:
+    """
+    >>> percent(0.395), percent(None)
+    ('39.5%', '-')
+    """
+    return "-" if share is None else f"{share:.1%}"
+
+
+def duration(seconds: float | None) -> str:
+    """
+    >>> duration(0.0032), duration(2.5), duration(64.8), duration(7320)
+    ('3.20 ms', '2.5 s', '1 min 5 s', '2 h 2 min')
+    """
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms" if seconds >= 0.1 or seconds < 0.001 else f"{1000 * seconds:.2f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def share(part: float | None, whole: float | None) -> float | None:
+    """What is left of it."""
+    return part / whole if part is not None and whole else None
+
+
+def sentence(words: str) -> str:
+    """With a capital.
+
+    >>> sentence("test loss"), sentence("")
+    ('Test loss', '')
+    """
+    return words[:1].upper() + words[1:]

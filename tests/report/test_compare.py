@@ -1,0 +1,122 @@
+"""Several runs on one page, and runs of other kinds than a finished one."""
+
+import base64
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from looking import open_report
+
+from secateur.results.report.page import render
+from secateur.results.report.read import read_runs
+from secateur.results.structure import read_lines, read_structure
+
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+)
+
+
+def figures_of(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def shown(page: str) -> list[str]:
+    """The charts that there is something to see in."""
+    return [name for name, figure in figures_of(page).items() if figure["data"]]
+
+
+def test_two_runs_side_by_side(browser: Any, runs: dict[str, Path], tmp_path: Path) -> None:
+    view = open_report(browser, tmp_path, runs["taylor"], runs["slim"])
+    names = ["taylor", "slim"]
+    assert view.page.locator("h1 > span").all_inner_texts() == names
+    assert [trace["name"] for trace in view.chart("metric-0")] == names
+    for trace, name in zip(view.chart("metric-0"), names, strict=True):
+        events = read_lines(runs[name] / "events.jsonl")
+        assert len(trace["y"]) == len(events)
+    whole, *after = view.chart("channels-0")
+    assert whole["name"] == "before"
+    for trace, name in zip(after, names, strict=True):
+        assert trace["y"] == [layer.after for layer in read_structure(runs[name]).layers]
+    assert {"removals-0", "removals-1", "scores-0", "scores-1"} <= set(
+        view.page.locator(".chart").evaluate_all("all => all.map(c => c.id)")
+    )
+    tops = [view.page.locator(f"#scores-{index} .main-svg").first.bounding_box()["y"] for index in (0, 1)]
+    assert tops[0] == tops[1]
+    rows = view.page.locator("#settings > .scroll tbody tr").all_inner_texts()
+    differ = ["differs" in row for row in rows]
+    assert differ == sorted(differ, reverse=True)
+    assert any(row.startswith("score") and "taylor" in row and "slim" in row for row in rows[: sum(differ)])
+    line = view.page.locator(".card").first.locator(".run").all_inner_texts()
+    assert line == names
+    view.page.set_viewport_size({"width": 360, "height": 740})
+    view.until("document.querySelector('#scores-1 .main-svg').getBoundingClientRect().width <= 340")
+    assert view.page.evaluate("document.documentElement.scrollWidth") == 360
+    assert view.said == []
+    assert len(view.requests) == 1
+
+
+def test_a_result_alone(runs: dict[str, Path]) -> None:
+    page = render(read_runs([runs["taylor"] / "result"]))
+    assert shown(page) == ["metric-0", "loss", "cost", "channels-0", "percent-0", "removals-0", "scores-0"]
+    assert "finished" in page
+    whole = figures_of(render(read_runs([runs["taylor"]])))
+    assert figures_of(page)["metric-0"]["data"][0]["y"] == whole["metric-0"]["data"][0]["y"]
+    removed = figures_of(page)["removals-0"]["data"][0]
+    assert dict(zip(removed["y"], map(sum, removed["z"]), strict=True)) == {
+        layer.name: layer.before - layer.after
+        for layer in read_structure(runs["taylor"]).layers
+        if layer.after < layer.before
+    }
+
+
+def test_a_run_in_progress(copied: Path) -> None:
+    shutil.rmtree(copied / "result")
+    lines = (copied / "events.jsonl").read_text().splitlines(keepends=True)
+    (copied / "events.jsonl").write_text("".join(lines[:3]) + '{"event": "Ti')
+    page = render(read_runs([copied]))
+    assert "not finished: Tick 2, " in page
+    assert len(figures_of(page)["metric-0"]["data"][0]["y"]) == 3
+    (copied / "events.jsonl").write_text("")
+    assert shown(render(read_runs([copied]))) == []
+
+
+def test_training_alone(runs: dict[str, Path]) -> None:
+    page = render(read_runs([runs["training"]]))
+    assert shown(page) == ["metric-0", "loss"]
+    assert "Training epoch 2" in page
+    assert "Fine-tuning" not in page
+    assert "2 epochs of training" in page
+
+
+def test_training_beside_a_pruned_network(runs: dict[str, Path]) -> None:
+    figures = figures_of(render(read_runs([runs["training"], runs["slim"]])))
+    assert [trace["name"] for trace in figures["cost"]["data"]] == ["slim"]
+    assert [trace["name"] for trace in figures["channels-0"]["data"]] == ["before", "slim"]
+    assert figures["removals-0"]["data"] == []
+    assert figures["removals-1"]["data"] != []
+
+
+def test_latency_and_pictures(copied: Path) -> None:
+    path = copied / "result" / "summary.json"
+    summary = json.loads(path.read_text())
+    path.write_text(json.dumps({**summary, "latency": {"before": 0.004, "after": 0.002, "batch": 64, "device": "cpu"}}))
+    assert 'id="pictures" data-part="all" aria-labelledby="heading-pictures" hidden' in render(read_runs([copied]))
+    (copied / "result" / "pictures.png").write_bytes(PIXEL)
+    page = render(read_runs([copied]))
+    assert "2.00 times as fast, batch of 64, cpu" in page
+    assert "4.00 ms" in page
+    assert f'<img src="data:image/png;base64,{base64.b64encode(PIXEL).decode()}"' in page
+    assert 'aria-labelledby="heading-pictures">' in page
+
+
+def test_runs_are_called_by_what_tells_them_apart(runs: dict[str, Path], tmp_path: Path) -> None:
+    folders = [tmp_path / "one" / "run", tmp_path / "two" / "run"]
+    for folder in folders:
+        shutil.copytree(runs["slim"], folder)
+    assert [run.name for run in read_runs(folders)] == ["one/run", "two/run"]
+    assert [run.name for run in read_runs(folders[:1])] == ["run"]
+    assert len({run.name for run in read_runs([folders[0], folders[0]])}) == 1

@@ -1,0 +1,214 @@
+"""The documentation does what it says: Python blocks run, commands work, and the reference is complete.
+
+The blocks of a page are run in their order, in one namespace and one folder, as a reader would who follows it word for
+word and has done the tutorial before. A fenced `text` block with the title "Output" must be exactly what the block before it prints. Below
+`<!-- not run: WHY -->` commands are only parsed, since they need data or hardware that is not here.
+
+What a reader trains for minutes is trained for a moment here, and no page is changed for that: `miniature` makes every
+epoch, and every test of a network, a handful of examples long. Numbers of epochs, budgets and everything else are the
+page's own.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import secateur
+from secateur.cli import main
+from secateur.cli.command import _commands, _parse
+from secateur.data.catalog import DATASETS
+from secateur.pruning import scores
+from secateur.training import task
+from secateur.training.batches import map_tensors
+from secateur.training.loop import Trainer
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+OWN_MODEL = ROOT / "examples" / "own_model"
+TUTORIAL = "docs/tutorial.md"
+BEGINNING = (["secateur", "train"], ["secateur", "prune"])
+"""The tutorial's commands whose runs other pages need too."""
+EXAMPLES = 8
+"""How many make an epoch, or a test."""
+
+FENCE = re.compile(
+    r"^(?P<not_run> *<!-- not run: [^\n]+ -->\n)?"
+    r"(?P<indent> *)```(?P<kind>\w+)(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=indent)```$",
+    flags=re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    kind: str
+    body: str
+    line: int
+    runs: bool
+    is_output: bool
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it shows a file of the repository, which has a test of its own."""
+        return self.body.startswith("--8<-- ")
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The command lines of a shell block, split into words."""
+        if self.kind != "shell":
+            return []
+        lines = self.body.replace("\\\n", " ").splitlines()
+        return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(
+            kind=found["kind"],
+            body=dedent(found["body"]),
+            line=text[: found.start("body")].count("\n") + 1,
+            runs=found["not_run"] is None,
+            is_output='title="Output"' in found["info"],
+        )
+        for found in FENCE.finditer(text)
+    ]
+
+
+PAGES = [*sorted(DOCS.rglob("*.md")), OWN_MODEL / "README.md"]
+BLOCKS = {str(page.relative_to(ROOT)): blocks_of(page) for page in PAGES if page.exists()}
+RUN = [page for page, blocks in BLOCKS.items() if any(block.kind in ("python", "shell") for block in blocks)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def miniature() -> Iterable[None]:
+    """An epoch is a few examples of its first batch, and a test is a few of those."""
+    epoch, on_device = Trainer.epoch, task.on_device
+
+    def few(batches: Iterable[Any]) -> list[Any]:
+        return [map_tensors(next(iter(batches)), lambda tensor: tensor[:EXAMPLES])]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "epoch", lambda self, batches, *rest: epoch(self, few(batches), *rest))
+        patch.setattr(task, "on_device", lambda batches, model: few(on_device(batches, model)))
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(miniature: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of the tutorial, which other pages begin with."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", [*sys.path])
+        for block in BLOCKS[TUTORIAL]:
+            for words in block.commands:
+                if words[:2] in BEGINNING:
+                    main(words[1:])
+    return folder / "runs"
+
+
+@pytest.fixture
+def reader(page: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterable[None]:
+    """Someone who has the examples, and the runs that the tutorial begins with; leaves nothing behind."""
+    own_model = tmp_path / "examples" / "own_model"
+    shutil.copytree(OWN_MODEL, own_model, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    shutil.copytree(runs, tmp_path / "runs")
+    monkeypatch.chdir(own_model if page.startswith("examples") else tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(scores, "SCORES", dict(scores.SCORES))
+    before = set(sys.modules)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_a_page_does_what_it_says(
+    page: str, reader: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    namespace: dict[str, Any] = {"__name__": "page"}
+    printed = ""
+    for block in BLOCKS[page]:
+        if block.is_output:
+            assert printed.strip() == block.body.strip(), f"{page}:{block.line}"
+        elif block.kind == "python" and not block.is_file:
+            assert block.runs
+            exec(compile("\n" * block.line + block.body, str(ROOT / page), "exec"), namespace)
+            printed = capsys.readouterr().out
+        for words in block.commands:
+            if page == TUTORIAL and words[:2] in BEGINNING:
+                continue  # `runs` has done it, word for word
+            run_command(words, block.runs, monkeypatch)
+            printed = capsys.readouterr().out
+
+
+def run_command(words: list[str], runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do what a command of ours does, without a process of its own; others are left to the reader."""
+    if words[0] == "cd":
+        monkeypatch.chdir(words[1])
+    elif words[0] == "secateur" and runs:
+        main(words[1:])
+    elif "secateur" in words:
+        _parse(words[words.index("secateur") + 1 :])
+
+
+def test_blocks_are_found() -> None:
+    """A fence that the pattern above does not match would be left out in silence."""
+    for page in sorted(DOCS.rglob("*.md")):
+        opened = re.findall(r"^ *```(?:python|shell)", page.read_text(), flags=re.MULTILINE)
+        assert len(opened) == sum(block.kind in ("python", "shell") for block in blocks_of(page)), page
+
+
+def test_every_public_name_has_one_entry() -> None:
+    text = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    assert sorted(re.findall(r"^::: secateur\.(\w+)$", text, flags=re.MULTILINE)) == sorted(secateur.__all__)
+
+
+def load_module(name: str) -> ModuleType:
+    """A file of the documentation's own code."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["hooks", "docstrings"])
+def test_the_code_that_builds_the_site(name: str) -> None:
+    assert doctest.testmod(load_module(name)).failed == 0
+
+
+def test_every_command_is_in_the_reference() -> None:
+    text = load_module("hooks").on_page_markdown((DOCS / "commands.md").read_text())
+    for name in _commands():
+        assert f"[`{name}`](#secateur-{name})" in text
+        assert f"## secateur {name}\n\n```text\nusage: secateur {name} " in text
+    assert not set("╭╮╰╯│\x1b") & set(text)
+
+
+def test_every_dataset_is_in_the_reference() -> None:
+    text = load_module("hooks").on_page_markdown((DOCS / "howto" / "datasets.md").read_text())
+    for name, dataset in DATASETS.items():
+        assert f"`NETWORK@{name}`" in text
+        if dataset.folder:
+            _, _, tree = dataset.describe().partition("looks like this:\n")
+            assert dedent(tree) in text
