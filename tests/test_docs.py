@@ -1,8 +1,9 @@
 """The documentation does what it says: Python blocks run, commands work, and the reference is complete.
 
 The blocks of a page are run in their order, in one namespace and one folder, as a reader would who follows it word for
-word and has done the tutorial before. A fenced `text` block with the title "Output" must be exactly what the block before it prints. Below
-`<!-- not run: WHY -->` commands are only parsed, since they need data or hardware that is not here.
+word and has done the tutorial before. A fenced `text` block with the title "Output" must be exactly what the block
+before it prints. Below `<!-- not run: WHY -->` commands are only parsed, since they need data or hardware that is not
+here, or take too long. Files that a page shows are blocks of another kind, `{.python}`, and have tests of their own.
 
 What a reader trains for minutes is trained for a moment here, and no page is changed for that: `miniature` makes every
 epoch, and every test of a network, a handful of examples long. Numbers of epochs, budgets and everything else are the
@@ -61,11 +62,6 @@ class Block:
     line: int
     runs: bool
     is_output: bool
-
-    @property
-    def is_file(self) -> bool:
-        """Whether it shows a file of the repository, which has a test of its own."""
-        return self.body.startswith("--8<-- ")
 
     @property
     def commands(self) -> list[list[str]]:
@@ -150,7 +146,7 @@ def test_a_page_does_what_it_says(
     for block in BLOCKS[page]:
         if block.is_output:
             assert printed.strip() == block.body.strip(), f"{page}:{block.line}"
-        elif block.kind == "python" and not block.is_file:
+        elif block.kind == "python":
             assert block.runs
             exec(compile("\n" * block.line + block.body, str(ROOT / page), "exec"), namespace)
             printed = capsys.readouterr().out
@@ -186,7 +182,8 @@ def test_every_public_name_has_one_entry() -> None:
 def load_module(name: str) -> ModuleType:
     """A file of the documentation's own code."""
     spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

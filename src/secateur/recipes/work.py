@@ -17,7 +17,7 @@ from secateur.channels.analyze import analyze
 from secateur.channels.example import map_tensors
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import copy_model, shrink_
-from secateur.errors import DamagedRun, Interrupted, InvalidSetting
+from secateur.errors import DamagedRun, Interrupted, InvalidSetting, MissingExtra
 from secateur.models.weights import load_weights_
 from secateur.pruning.latency import LatencyTable, measure_latency
 from secateur.recipes.controls import initialize_
@@ -98,9 +98,12 @@ def perform(
     if world.leads:
         seconds = latency({"before": job.model, "after": result.model}, job.example)
         about["latency"] = {**seconds, "batch": 1, "device": device_name(device)}
-        if job.maps is not None:
-            draw_seen({"before": job.model, "after": result.model}, job.maps, out / "result" / "pictures.png")
         save(result, out / "result", **about)
+        if job.maps is not None:
+            try:
+                draw_seen({"before": job.model, "after": result.model}, job.maps, out / "result" / "pictures.png")
+            except MissingExtra as error:
+                watcher.say(f"no pictures are drawn: {error}")
     return result
 
 
