@@ -307,3 +307,18 @@ def test_an_error_of_the_model_keeps_its_line() -> None:
 
     with pytest.raises(secateur.InvalidExample, match=r"out of coffee at test_analyze.py:\d+: raise RuntimeError"):
         secateur.analyze(Broken(), IMAGE)
+
+
+def test_what_we_look_at_ourselves_is_not_the_models_doing() -> None:
+    """A gate of its own on every channel makes the analysis look at its labels, and the model's code at nothing."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            return self.last(x * x.mean((2, 3), keepdim=True).sigmoid())
+
+    assert secateur.analyze(Gated(), torch.randn(1, 3, 8, 8)).notes == ()

@@ -72,9 +72,10 @@ def set_alive(call: Call, tensors: list[Tensor], met: list[Axis], carried: list[
         for axis, t in zip(met, tensors, strict=True)
     ]
     patterns, which = torch.stack(gone).unique(dim=1, return_inverse=True)
+    # Not tolist, which is watched, for the model's code may look at values by it.
+    listed = [[bool(value) for value in pattern] for pattern in patterns.T]
     stays = torch.tensor(
-        [_stays_zero(call, pattern, codes[which == i]) for i, pattern in enumerate(patterns.T.tolist())],
-        device="cpu",
+        [_stays_zero(call, pattern, codes[which == i]) for i, pattern in enumerate(listed)], device="cpu"
     )
     return with_alive(codes, ~stays[which])
 
