@@ -222,15 +222,18 @@ def test_evaluate_what_was_held_out(secateur: Call, run: Path, cifar: Path) -> N
 )
 def test_a_wrong_evaluation_is_one_line(secateur: Call, arguments: list[str], message: str) -> None:
     status, out, err = secateur("evaluate", *arguments)
-    assert (status, out, len(err.splitlines())) == (2, "", 1), err
-    assert err.startswith("secateur: ")
-    assert message in err
+    # A slow machine says what it is waiting for.
+    lines = [line for line in err.splitlines() if not line.startswith("testing ")]
+    assert (status, out, len(lines)) == (2, "", 1), err
+    assert lines[0].startswith("secateur: ")
+    assert message in lines[0]
 
 
 def test_evaluate_weights_of_another_network(secateur: Call, run: Path, cifar: Path) -> None:
     status, _, err = secateur("evaluate", "resnet20@cifar10", "--data", cifar, "--weights", run, "--device", "cpu")
-    assert (status, len(err.splitlines())) == (2, 1)
-    assert err.startswith("secateur: ")
+    lines = [line for line in err.splitlines() if not line.startswith("testing ")]
+    assert (status, len(lines)) == (2, 1)
+    assert lines[0].startswith("secateur: ")
 
 
 def test_a_figure_needs_matplotlib_and_says_so(run: Path, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from secateur.models.lookup import BUILT_IN, example_for, find_model
 
 @pytest.fixture
 def user_module(tmp_path, monkeypatch):
-    """A module of the user's own, importable as `own_networks`."""
-    (tmp_path / "own_networks.py").write_text(
+    """A module of the user's own, importable as `users_networks`."""
+    (tmp_path / "users_networks.py").write_text(
         "from torch import nn\n"
         "def build(channels=4): return nn.Conv2d(3, channels, 3)\n"
         "def number(): return 3\n"
@@ -20,7 +20,7 @@ def user_module(tmp_path, monkeypatch):
     (tmp_path / "own_faulty.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    sys.modules.pop("own_networks", None)
+    sys.modules.pop("users_networks", None)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_built_in(name):
 def test_arguments_reach_the_builder(user_module):
     assert find_model("resnet20", num_classes=3).fc.out_features == 3
     assert find_model("timm:resnet10t", num_classes=3).fc.out_features == 3
-    assert find_model("own_networks:build", channels=5).out_channels == 5
+    assert find_model("users_networks:build", channels=5).out_channels == 5
 
 
 @pytest.mark.parametrize("name", ["resnet18", "fcn_resnet50", "googlenet", "ssdlite320_mobilenet_v3_large"])
@@ -56,9 +56,9 @@ def test_torchvision_without_downloads(name, no_downloads):
         ("resnet50", "there is no built-in network 'resnet50'; did you mean torchvision:resnet50 or timm:resnet50?"),
         ("torchvision:resnet51", "there is no torchvision network 'resnet51'; did you mean 'resnet50' or"),
         ("timm:efficientnet_b00", "there is no timm network 'efficientnet_b00'; did you mean 'efficientnet_b0' or"),
-        ("own_networks:biuld", "there is no callable in own_networks 'biuld'; did you mean 'build'?"),
+        ("users_networks:biuld", "there is no callable in users_networks 'biuld'; did you mean 'build'?"),
         ("own_network:build", "there is no module 'own_network'; run from the folder that holds it"),
-        ("own_networks.cnn:build", "there is no module 'own_networks.cnn'; run from the folder that holds it"),
+        ("users_networks.cnn:build", "there is no module 'users_networks.cnn'; run from the folder that holds it"),
     ],
 )
 def test_wrong_names_suggest_near_ones(name, message, user_module):
@@ -73,10 +73,10 @@ def test_a_fault_inside_the_users_module_is_not_a_wrong_name(user_module):
 
 
 def test_what_does_not_build_a_module(user_module):
-    with pytest.raises(InvalidModel, match=r"own_networks:number must return a torch.nn.Module, got int"):
-        find_model("own_networks:number")
-    with pytest.raises(InvalidModel, match="building own_networks:broken raised RuntimeError: no luck"):
-        find_model("own_networks:broken")
+    with pytest.raises(InvalidModel, match=r"users_networks:number must return a torch.nn.Module, got int"):
+        find_model("users_networks:number")
+    with pytest.raises(InvalidModel, match="building users_networks:broken raised RuntimeError: no luck"):
+        find_model("users_networks:broken")
 
 
 @pytest.mark.parametrize("package", ["torchvision", "timm"])

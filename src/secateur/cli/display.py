@@ -88,12 +88,17 @@ class Scalars:
     """Every event's numbers, for TensorBoard."""
 
     def __init__(self, folder: Path) -> None:
+        self.writer: Any = self.find_writer()(str(folder))
+        self.count = 0
+
+    @staticmethod
+    def find_writer() -> Any:
+        """What writes them, or an error that says how to get it."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise MissingExtra('TensorBoard is not installed; run: pip install "secateur[log]"') from error
-        self.writer: Any = SummaryWriter(str(folder))
-        self.count = 0
+        return SummaryWriter
 
     def event(self, event: Event) -> None:
         numbers = {"macs": event.macs, "params": event.params, "filters": event.filters, "seconds": event.seconds}

@@ -111,19 +111,23 @@ def watched(order: Order, settings: TickTock, engine: Engine, device: str, outpu
 
     leads = World.current().leads
     place = find_device(device)
+    if output.tensorboard:
+        Scalars.find_writer()
     with Display(output.quiet or not leads) as display:
-        scalars = Scalars(output.out / "tensorboard") if output.tensorboard and leads else None
+        scalars: list[Scalars] = []
 
         def note(event: Event) -> None:
             display.event(event)
-            if scalars is not None:
-                scalars.event(event)
+            for each in scalars[-1:]:
+                each.event(event)
 
         @contextmanager
         def guard(run: Run) -> Iterator[None]:
             display.begin(run.settings)
-            if scalars is not None:
-                scalars.count = len(run.history)
+            # A network that is trained first is a run of its own.
+            if output.tensorboard and leads and run.record is not None:
+                scalars.append(Scalars(run.record.path / "tensorboard"))
+                scalars[-1].count = len(run.history)
             with stopped_by_signals(run):
                 yield
 

@@ -226,7 +226,7 @@ def page(done: Done, heads: list[str], rows: list[list[str]], drawn: bool = Fals
     said = ", ".join(
         [
             f"recipe {done.order.recipe}",
-            f"{sorted({run['hardware'] for run in runs})[0]}" if runs else "no run is done",
+            " and ".join(sorted({run["hardware"] for run in runs})) if runs else "no run is done",
             f"torch {runs[0]['versions']['torch']}" if runs else "",
             f"seed {', '.join(map(str, seeds))}, n = 1",
             f"{sum(run['seconds'] for run in runs):.0f} s of training in all",
