@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -257,6 +258,26 @@ def test_as_json(reproduce: Call, out: Path) -> None:
     told = json.loads(reproduce("table1", RESNET, "--json", "--quiet")[1])
     assert told["page"] == str(page_of(out, "table1", RESNET))
     assert text.startswith(told["text"])
+
+
+def test_runs_that_were_moved_are_done_already(
+    reproduce: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = reproduce("table1", PLAIN, "--out", tmp_path / "here")[1]
+    (tmp_path / "here").rename(tmp_path / "there")
+    monkeypatch.chdir(tmp_path)
+    status, text, err = reproduce("table1", PLAIN, "--out", "there")
+    assert status == 0, err
+    assert err.count("done already") == 3
+    assert text.splitlines()[:-1] == first.splitlines()[:-1]
+
+
+def test_the_baseline_is_not_needed_once_all_is_done(reproduce: Call, tmp_path: Path) -> None:
+    reproduce("table1", PLAIN, "--out", tmp_path)
+    shutil.rmtree(tmp_path / PLAIN.replace(":", "-") / "baseline-seed0")
+    status, _, err = reproduce("table1", PLAIN, "--out", tmp_path, "--only", "GBN-*")
+    assert status == 0, err
+    assert list(read_page(page_of(tmp_path, "table1", PLAIN))[1]) == ["GBN-40", "GBN-30"]
 
 
 @pytest.mark.parametrize(

@@ -283,6 +283,13 @@ def test_the_baseline_of_a_run_is_what_it_prunes(cifar: Path, tmp_path: Path, mo
     assert summary(tmp_path)["order"]["weights"] == str(tmp_path / "baseline")
 
 
+def test_a_baseline_that_was_trained_otherwise_is_not_taken(chain: Chain, tmp_path: Path) -> None:
+    """Such as one of a rehearsal, which was stopped before it came to pruning."""
+    do(chain.order, TRAINING, tmp_path / "baseline")
+    with pytest.raises(InvalidSetting, match="finetune_epochs"):
+        do(chain.order, PRUNING, tmp_path)
+
+
 def test_ones_own_job_has_its_own_weights_and_is_not_trained_first(tmp_path: Path) -> None:
     do(Order(recipe="own_networks:job"), PRUNING, tmp_path)
     assert not (tmp_path / "baseline").exists()

@@ -96,8 +96,9 @@ def perform(
         # What was kept, in terms of the network that was cut first.
         result = replace(result, plan=plan)
     if world.leads:
-        seconds = latency({"before": job.model, "after": result.model}, job.example)
-        about["latency"] = {**seconds, "batch": 1, "device": device_name(device)}
+        if plan is None:  # otherwise what the run began with is not the network that was pruned
+            seconds = latency({"before": job.model, "after": result.model}, job.example)
+            about["latency"] = {**seconds, "batch": 1, "device": device_name(device)}
         save(result, out / "result", **about)
         if job.maps is not None:
             try:
