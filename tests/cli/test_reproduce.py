@@ -233,6 +233,13 @@ def test_segmentation_shows_what_both_networks_see(secateur: Call, tmp_path: Pat
     assert sum(node.tag.endswith("}image") for node in drawing) == 3 * 4
 
 
+def test_segmentation_needs_label_maps(reproduce: Call, tmp_path: Path) -> None:
+    """Said before anything is trained."""
+    status, _, err = reproduce("segmentation", PLAIN, "--out", tmp_path, "--quiet")
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_the_baseline_of_segmentation_alone(secateur: Call, tmp_path: Path) -> None:
     miniature_images.write_voc2011_sbd(tmp_path / "voc", num_images=1)

@@ -16,6 +16,7 @@ from torch import nn
 
 from secateur import Event, load
 from secateur.errors import InvalidModel, InvalidSetting, SecateurError, UnreachableBudget
+from secateur.recipes import work
 from secateur.recipes.jobs import Order, build
 from secateur.recipes.work import find_start, open_network, reopen
 from secateur.results.structure import read_structure
@@ -182,6 +183,27 @@ def test_a_result_without_the_unpruned_network_is_nothing_to_learn_from(chain: C
         do(order, TUNING, tmp_path / "taught")
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_times_are_of_the_networks_whose_macs_are_told(
+    chain: Chain, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: dict[str, int] = {}
+
+    def time(models: dict[str, nn.Module], example: torch.Tensor) -> dict[str, float]:
+        timed.update({when: doing.count_macs(model, example) for when, model in models.items()})
+        return dict.fromkeys(models, 1.0)
+
+    monkeypatch.setattr(work, "latency", time)
+    shutil.copytree(chain[name], tmp_path / "run")
+    order, settings, _ = reopen(tmp_path / "run")
+    do(order, settings, tmp_path / "run")
+    told = summary(tmp_path / "run")
+    # What begins with a cut network has no whole one to compare with.
+    whole = name in ("baseline", "pruned")
+    assert timed == ({when: told[when]["macs"] for when in ("before", "after")} if whole else {})
+    assert ("latency" in told) == whole
+
+
 def test_scratch_has_the_shape_and_nothing_else(chain: Chain) -> None:
     pruned = weights(chain["pruned"] / "result" / "model.safetensors")
     begun = weights(chain["scratch"] / "original.safetensors")
@@ -272,8 +294,6 @@ def test_a_recipe_without_weights_is_trained_first(chain: Chain, tmp_path: Path)
 
 
 def test_the_baseline_of_a_run_is_what_it_prunes(cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from secateur.recipes import work
-
     recipe = work.find_recipe("own_networks:plain@cifar10")
     short = recipe.but(training=replace(recipe.training, epochs=2))
     monkeypatch.setattr(work, "find_recipe", lambda name: short)

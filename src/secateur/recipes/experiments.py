@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from secateur.data.catalog import find_dataset
-from secateur.errors import unknown_name
+from secateur.errors import InvalidSetting, unknown_name
 from secateur.recipes.paper import find_recipe
 from secateur.recipes.recipe import Training
 from secateur.ticktock.schedule import TickTock
@@ -127,6 +127,8 @@ def nas(recipe: str = "vgg16m-cifar100") -> Experiment:
 @experiment
 def segmentation(recipe: str = "fcn32s-voc") -> Experiment:
     """Appendix C: FCN-32s without 27% of its MACs, mean IoU, and pictures of what both networks see."""
+    if not find_dataset(find_recipe(recipe).data).maps:
+        raise InvalidSetting(f"segmentation needs a label for every pixel, and {recipe} has one for every image")
     steps = (baseline(recipe), pruned(recipe, "pruned", keep_macs=0.73))
     return Experiment(recipe=recipe, steps=steps, report="pictures")
 

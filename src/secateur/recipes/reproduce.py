@@ -85,9 +85,12 @@ def check_same(step: Step, conditions: Conditions) -> None:
     folder, order = conditions.folder(step.name), conditions.order
     summary = read_json(folder / "result" / "summary.json")
     wanted = {**settings_of(step, conditions).to_dict(), "batch_size": order.batch_size, "hold_out": order.hold_out}
-    if step.shrunk is None:
-        wanted |= {"width": order.width, "weights": order_of(step, conditions).weights}
     done = {**summary["settings"], **summary["order"]}
+    if step.shrunk is None:
+        wanted |= {"width": order.width, "weights": source_of(step, conditions)}
+        if step.after is not None and not is_given(step, conditions):
+            # Another run of the same experiment: all of them may have been moved.
+            wanted["weights"], done["weights"] = (Path(str(given["weights"])).name for given in (wanted, done))
     other = [name for name in wanted if done.get(name) != wanted[name]]
     if other:
         raise InvalidSetting(f"{folder} holds a run with other settings ({', '.join(other)}): name another --out")
@@ -101,10 +104,19 @@ def order_of(step: Step, conditions: Conditions) -> Order:
     """What the step's run works on."""
     if step.shrunk is not None:
         return narrowed(replace(conditions.order, weights=None), step.shrunk, conditions.seed)
-    if step.after is None:
-        return conditions.order
-    given = conditions.baseline if step.after == "baseline" else None
-    source = given or conditions.folder(step.after)
-    if not source.exists():
+    source = source_of(step, conditions)
+    if step.after is not None and not Path(str(source)).exists():
         raise InvalidSetting(f"{step.name} starts from {step.after}, which is not done yet: do that first")
-    return replace(conditions.order, weights=str(source), fresh=step.fresh)
+    return replace(conditions.order, weights=source, fresh=step.fresh)
+
+
+def source_of(step: Step, conditions: Conditions) -> str | None:
+    """What the step's run starts from: the run before it, or a file."""
+    if step.after is None:
+        return conditions.order.weights
+    return str(conditions.baseline if is_given(step, conditions) else conditions.folder(step.after))
+
+
+def is_given(step: Step, conditions: Conditions) -> bool:
+    """Whether the step starts from the trained network that was named, and not from a run of the experiment."""
+    return step.after == "baseline" and conditions.baseline is not None

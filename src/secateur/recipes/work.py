@@ -210,8 +210,15 @@ def _with_baseline(
     if order.weights is not None or order.is_own or settings.keep_macs == 1:
         return order
     folder = out / "baseline"
-    if not (folder / "result" / "plan.json").is_file():
-        training = find_recipe(order.recipe).training.scaled(order.epochs_scale).settings(settings.seed)
+    training = find_recipe(order.recipe).training.scaled(order.epochs_scale).settings(settings.seed)
+    if (folder / "result" / "summary.json").is_file():
+        done, wanted = reopen(folder)[1].to_dict(), training.to_dict()
+        other = [name for name in wanted if done[name] != wanted[name]]
+        if other:
+            raise InvalidSetting(
+                f"{folder} was trained with another {', '.join(other)}: name it as the weights, or another folder"
+            )
+    else:
         watcher.say(f"no weights are given: training for {training.finetune_epochs} epochs first, in {folder}")
         try:
             perform(order, training, engine, folder, device, watcher)
