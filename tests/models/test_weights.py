@@ -8,11 +8,12 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 from torch import nn
+from torchvision.models import vgg
 
 from secateur.errors import InvalidModel
 from secateur.models.fcn import Fcn32s
 from secateur.models.resnet_cifar import CifarResNet, resnet20
-from secateur.models.vgg_cifar import CifarVgg
+from secateur.models.vgg_cifar import CifarVgg, scaled
 from secateur.models.weights import load_weights_
 
 
@@ -58,12 +59,25 @@ def test_files_without_counts_of_batches(tmp_path):
     load_weights_(resnet20(), tmp_path / "old.pth")
 
 
+def narrow_vgg(width: float, batch_norm: bool) -> torchvision.models.VGG:
+    """Torchvision's VGG-16 with fewer channels, under the same names."""
+    stages = [scaled(channels, width) if isinstance(channels, int) else channels for channels in vgg.cfgs["D"]]
+    with torch.device("meta"):
+        theirs = torchvision.models.VGG(nn.Sequential(), num_classes=5)
+    theirs.features = vgg.make_layers(stages, batch_norm)  # pyright: ignore
+    hidden = scaled(4096, width)
+    theirs.classifier[0] = nn.Linear(stages[-2] * 49, hidden)  # pyright: ignore
+    theirs.classifier[3] = nn.Linear(hidden, hidden)
+    theirs.classifier[6] = nn.Linear(hidden, 5)
+    return disturb_(theirs)  # pyright: ignore
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_vgg_from_torchvision_with_batch_norm(tmp_path, training):
     """The biases that ours does not have change nothing, whether batch norm looks at the batch or at its memory."""
-    theirs = disturb_(torchvision.models.vgg16_bn(num_classes=7))
+    theirs = narrow_vgg(1 / 8, batch_norm=True)
     torch.save(theirs.state_dict(), tmp_path / "vgg16_bn.pth")
-    ours = CifarVgg(num_classes=7)
+    ours = CifarVgg(num_classes=7, width=1 / 8)
     head = ours.fc.weight.clone()
     load_weights_(ours, tmp_path / "vgg16_bn.pth")
     assert torch.equal(ours.fc.weight, head)
@@ -76,9 +90,9 @@ def test_vgg_from_torchvision_with_batch_norm(tmp_path, training):
 
 def test_fcn_from_torchvision(tmp_path):
     """On one 7x7 window of features, the convolutions that were linear layers give what those give."""
-    theirs = disturb_(torchvision.models.vgg16(num_classes=5))
+    theirs = narrow_vgg(1 / 8, batch_norm=False)
     torch.save(theirs.state_dict(), tmp_path / "vgg16.pth")
-    ours = Fcn32s(num_classes=3).eval()
+    ours = Fcn32s(num_classes=3, width=1 / 8).eval()
     load_weights_(ours, tmp_path / "vgg16.pth")
     images = torch.randn(1, 3, 224, 224)
     with torch.no_grad():

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from secateur.errors import UnknownName
+from secateur.errors import InvalidSetting, UnknownName
 from secateur.recipes import reports
 from secateur.recipes.experiments import EXPERIMENTS, Experiment, find_experiment
 from secateur.recipes.jobs import Order
@@ -111,13 +111,19 @@ def test_nas_compares_networks_with_a_quarter_of_the_macs() -> None:
         assert experiment.step(name).settings.finetune_epochs == 320
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "segmentation"])
 def test_an_experiment_with_another_recipe_has_its_settings(name: str) -> None:
     experiment = find_experiment(name, "resnet56-cifar10-authors")
     assert experiment.recipe == "resnet56-cifar10-authors"
     pruned = [step for step in experiment.steps if step.settings.keep_macs != 1]
     assert pruned
     assert all(step.settings.tock_first and step.settings.weight_decay == 5e-4 for step in pruned)
+
+
+def test_segmentation_is_for_data_with_label_maps() -> None:
+    message = "segmentation needs a label for every pixel, and resnet56-cifar10 has one for every image"
+    with pytest.raises(InvalidSetting, match=message):
+        find_experiment("segmentation", "resnet56-cifar10")
 
 
 def test_a_wrong_name_suggests_right_ones() -> None:
