@@ -131,8 +131,9 @@ class TickTock:
     multiple_of: int = 1
     """Keep widths at multiples of this, as hardware likes them: 8 or 16."""
 
-    at_least: dict[str, float] = field(default_factory=dict)
-    """By name of a layer, with wildcards: how many channels to keep of it (2), or which share (0.5; 1.0 for all)."""
+    at_least: dict[str, int | float] = field(default_factory=dict)
+    """By name of a layer, with wildcards: how many channels to keep of it (2), or which share (0.5; 1.0 for all, which
+    leaves the layer whole)."""
 
     filter_scale: Literal["norm", "mean"] = "norm"
     """Gates of filters without batch norm: the filter's norm, or with "mean" the paper's, for tiny learning rates."""
