@@ -50,6 +50,7 @@ class Analyze:
         import torch
 
         from secateur.channels.analyze import analyze
+
         shape = parse_shape(self.input) if self.input else None
         torch.manual_seed(0)
         with waiting(f"analysing {self.name}") as say:
