@@ -46,6 +46,29 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
     return folder, run("prune", *SHORT, "--out", str(folder))
 
 
+def test_a_job_can_be_analysed(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text, err = call(capsys, "analyze", "tiny_job:build", "--json")
+    assert status == 0, err
+    assert json.loads(text)["groups"]
+    status, _, err = call(capsys, "analyze", "tiny_job:nothing")
+    assert (status, err) == (
+        2,
+        "secateur: tiny_job:nothing must return a torch.nn.Module or a secateur.Job, got NoneType\n",
+    )
+
+
+@pytest.mark.parametrize(("given", "whole"), [("1", False), ("1.0", True)])
+def test_a_number_of_channels_is_not_a_share(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, given: str, whole: bool
+) -> None:
+    arguments = [*SHORT, "--min-ratio", "0", "--at-least", "0", given, "--out", str(tmp_path / "run"), "--quiet"]
+    status, _, err = call(capsys, "prune", *arguments)
+    assert status == 0, err
+    layers = json.loads((tmp_path / "run/result/summary.json").read_text())["layers"]
+    (after,) = [after for name, _, after in layers if name == "0"]
+    assert (after == 8) == whole
+
+
 def test_help_teaches_prune(capsys: pytest.CaptureFixture[str]) -> None:
     status, text, _ = call(capsys, "prune", "--help")
     assert status == 0

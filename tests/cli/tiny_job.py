@@ -25,3 +25,7 @@ def build() -> Job:
 
 def build_network() -> nn.Module:
     return nn.Conv2d(2, 8, 3)
+
+
+def nothing() -> None:
+    """A mistake."""

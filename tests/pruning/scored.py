@@ -8,7 +8,7 @@ import secateur
 from secateur import Pruner
 
 Batch = tuple[Tensor, Tensor]
-NAMES = ["taylor", "slim", "pcnn", "apoz", "l1", "l2", "fpgm"]
+NAMES = ["taylor", "fisher", "slim", "pcnn", "apoz", "l1", "l2", "fpgm"]
 
 
 class Chain(nn.Module):

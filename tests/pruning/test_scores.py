@@ -29,9 +29,14 @@ class Factors:
     def loss(self, batch: Batch) -> Tensor:
         return F.cross_entropy(self.model(batch[0]), batch[1])
 
-    def taylor(self, data: list[Batch]) -> dict[str, Tensor]:
+    def products(self, data: list[Batch]) -> dict[str, Tensor]:
+        """dL/dphi * phi of each batch, as rows."""
         each = [torch.autograd.grad(self.loss(batch), list(self.phi.values())) for batch in data]
-        return {n: sum((g * p).abs() for g in gs) for (n, p), gs in zip(self.phi.items(), zip(*each), strict=True)}  # noqa: B905
+        pairs = zip(self.phi.items(), zip(*each, strict=True), strict=True)
+        return {name: torch.stack([g * phi for g in gs]).detach() for (name, phi), gs in pairs}
+
+    def taylor(self, data: list[Batch]) -> dict[str, Tensor]:
+        return {name: rows.abs().sum(0) for name, rows in self.products(data).items()}
 
     @torch.no_grad()
     def differences(self, data: list[Batch], step: float = 1e-6) -> dict[str, Tensor]:
@@ -59,6 +64,14 @@ def test_taylor_is_the_sum_of_products_over_batches_and_gates(kind: type[nn.Modu
     torch.testing.assert_close(found, add_up(model, pruner.graph, by_hand.taylor(batches())))
     expected = add_up(model, pruner.graph, by_hand.differences(batches()))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_fisher_is_the_sum_of_their_squares(kind: type[nn.Module]) -> None:
+    model = make(kind)
+    squares = {name: (rows**2).sum(0) for name, rows in Factors(model).products(batches()).items()}
+    pruner = Pruner(model, batches()[0][0], score="fisher")
+    torch.testing.assert_close(run(pruner, batches()), add_up(model, pruner.graph, squares))
 
 
 def test_taylor_does_not_depend_on_the_scale_of_a_filters_gate() -> None:

@@ -229,12 +229,13 @@ def test_a_hundred_thousand_channels() -> None:
         assert plain_cost(graph, kind, result.tolist()) > allowed
 
 
+@pytest.mark.parametrize("power", [1.0, 0.5, 0.0])
 @pytest.mark.parametrize("rank", ["score_per_mac", "score_per_param"])
-def test_ranks_per_cost_use_what_each_channel_saves_as_the_network_stands(rank: Any) -> None:
+def test_ranks_per_cost_use_what_each_channel_saves_as_the_network_stands(rank: Any, power: float) -> None:
     graph = secateur.analyze(CifarResNet(8, width=0.25), IMAGES, probe=False)
     kept = secateur.Plan.drop(graph, 0.3, seed=3).kept
     scores = torch.rand(graph.num_channels, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    value = ranked(graph, kept, scores, rank)
+    value = ranked(graph, kept, scores, rank, power=power)
 
     def cost(keep: torch.Tensor) -> int:
         return graph.cost(keep).macs if rank == "score_per_mac" else graph.cost(keep).params
@@ -242,7 +243,7 @@ def test_ranks_per_cost_use_what_each_channel_saves_as_the_network_stands(rank: 
     for channel in kept.nonzero()[:, 0].tolist():
         less = kept.clone()
         less[channel] = False
-        assert float(value[channel]) == pytest.approx(float(scores[channel]) / (cost(kept) - cost(less)))
+        assert float(value[channel]) == pytest.approx(float(scores[channel]) / (cost(kept) - cost(less)) ** power)
 
 
 class Fixed(Score):

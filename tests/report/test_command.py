@@ -1,6 +1,7 @@
 """`secateur report` as a user meets it."""
 
 import json
+import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
@@ -28,6 +29,14 @@ def test_a_page_in_one_file(capsys: pytest.CaptureFixture[str], runs: dict[str, 
     assert written.startswith("<!doctype html>")
     assert 4_000_000 < len(written) < 5_500_000
     assert "taylor, slim" in written
+
+
+def test_torch_is_not_needed(runs: dict[str, Path], tmp_path: Path) -> None:
+    """Nor waited for: importing it takes longer than all of the page."""
+    code = "import sys; from secateur.cli import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    arguments = ["report", str(runs["taylor"]), "-o", str(tmp_path / "page.html")]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+    assert (tmp_path / "page.html").is_file()
 
 
 def test_json_tells_where_it_is(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import secateur
-from secateur.results.artifact import write
+from secateur.results.atomic import write
 
 
 def build() -> nn.Module:

@@ -93,13 +93,39 @@ def test_unknown_scores() -> None:
     refuse(UnknownName, "there is no score 'tailor'; did you mean 'taylor'", quick(score="tailor"), *prepared())
 
 
-@pytest.mark.parametrize("score", ["slim", "pcnn", "l1", "l2", "fpgm", "apoz", "random"])
+@pytest.mark.parametrize("score", ["fisher", "slim", "pcnn", "l1", "l2", "fpgm", "apoz", "random"])
 @pytest.mark.parametrize("rank", ["score", "score_per_mac"])
 def test_other_scores_run_the_same_schedule(score: str, rank: str) -> None:
     net, graph, task = prepared()
     result = quick(score=score, rank=rank, ticks_per_tock=0, finetune_epochs=0, tick_removes=0.3)(net, graph, task)
     assert result.after.macs <= 0.5 * graph.macs
     assert not any(m._forward_hooks for m in result.model.modules())
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_the_power_of_a_rank_reaches_the_pruner(power: float) -> None:
+    settings = {"rank": "score_per_mac", "score": "random", "ticks_per_tock": 0, "finetune_epochs": 0}
+    net, graph, task = prepared()
+    found = quick(**settings, rank_power=power)(net, graph, task).plan
+    pruner = secateur.Pruner(net, graph=graph, score="random", rank="score_per_mac", rank_power=power)
+    while not pruner.prune(quick().tick_removes, keep_macs=quick().keep_macs).met:
+        pass
+    assert torch.equal(found.kept, pruner.kept)
+
+
+@pytest.mark.parametrize(("decay_norms", "fell"), [(True, {"norm", "filter"}), (False, {"filter"})])
+def test_weight_decay_on_filters_alone(decay_norms: bool, fell: set[str]) -> None:
+    """The loss has no gradient, so that nothing but weight decay moves anything."""
+    net, graph, task = prepared()
+    nothing = Task(task.train, lambda model, batch: 0 * model(batch[0]).sum())
+    settings = TickTock(keep_macs=1.0, finetune_epochs=1, weight_decay=0.1, decay_norms=decay_norms)
+    after = dict(settings(net, graph, nothing).model.named_parameters())
+    kinds = {
+        "filter" if p.dim() > 1 else "norm"
+        for name, p in net.named_parameters()
+        if not torch.allclose(p, after[name], rtol=1e-9)
+    }
+    assert kinds == fell
 
 
 def test_no_batches() -> None:

@@ -74,7 +74,8 @@ def analyze(
     _freeze_unused(watch, unused)
     notes += watch.failures
     if watch.values_matter:
-        silent = sorted({owner(leaf.name) for leaf in watch.leaves.values() if not leaf.used})
+        heard = {owner(leaf.name) for leaf in watch.leaves.values() if leaf.used}
+        silent = sorted({owner(leaf.name) for leaf in watch.leaves.values()} - heard)
         text = "the code looks at values: what it does for others than those of this example was not seen"
         notes.append(f"{text}; never run: {', '.join(silent)}" if silent else text)
     graph = build_graph(watch, str(call), tuple(notes))

@@ -1,10 +1,16 @@
 """`secateur analyze`."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from secateur.cli.display import waiting
-from secateur.errors import InvalidExample
+from secateur.errors import InvalidExample, InvalidModel
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,12 +21,12 @@ class Analyze:
       secateur analyze resnet56
       secateur analyze torchvision:resnet50 --input 1x3x224x224
       secateur analyze timm:mixnet_s --ignore conv_stem "blocks.0.*"
-      secateur analyze my.networks:build --json > graph.json
+      secateur analyze my_project.task:build --json > graph.json
     """
 
     name: str
-    """The network: a built-in name (resnet20, 32, 44, 56, 110), torchvision:NAME, timm:NAME, or
-    package.module:callable."""
+    """The network: a built-in name (resnet14, 20, 32, 44, 56, 110, vgg16_m, fcn32s), torchvision:NAME, timm:NAME, or
+    package.module:callable, which returns a network or a secateur.Job."""
 
     input: str | None = None
     """Shape of the input, as 1x3x224x224; without it, the size that the network names as its own."""
@@ -35,7 +41,7 @@ class Analyze:
     """Also free channels that pass a normalisation over channels, where removing is not the same as zeroing."""
 
     probe: bool = True
-    """Do not check the groups by cutting them: faster, but fixed sizes in the network's code go unseen."""
+    """Check the groups by cutting them; --no-probe: faster, but fixed sizes in the network's code go unseen."""
 
     debug: bool = False
     """Show the traceback of an error."""
@@ -44,15 +50,28 @@ class Analyze:
         import torch
 
         from secateur.channels.analyze import analyze
-        from secateur.models.lookup import example_for, find_model
 
         shape = parse_shape(self.input) if self.input else None
         torch.manual_seed(0)
         with waiting(f"analysing {self.name}") as say:
-            model = find_model(self.name)
-            example = example_for(model, shape)
+            model, example = find_subject(self.name, shape)
             graph = analyze(model, example, ignore=self.ignore, inexact=self.inexact, probe=self.probe, progress=say)
         return json.dumps(graph.to_dict()) if self.json else str(graph)
+
+
+def find_subject(name: str, shape: tuple[int, ...] | None) -> tuple[nn.Module, Any]:
+    """The network and an example of its input; a job of the user's own has both."""
+    import torch
+
+    from secateur.models.lookup import build_named, example_for
+    from secateur.recipes.jobs import Job
+
+    made = build_named(name)
+    if isinstance(made, Job):
+        return made.model, made.example if shape is None else example_for(made.model, shape)
+    if not isinstance(made, torch.nn.Module):
+        raise InvalidModel(f"{name} must return a torch.nn.Module or a secateur.Job, got {type(made).__name__}")
+    return made, example_for(made, shape)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

@@ -36,17 +36,22 @@ def find_model(name: str, **kwargs: Any) -> nn.Module:
     >>> find_model("resnet20", num_classes=100).fc.out_features
     100
     """
+    model = build_named(name, **kwargs)
+    if not isinstance(model, nn.Module):
+        raise InvalidModel(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def build_named(name: str, **kwargs: Any) -> Any:
+    """What the builder of that name returns; of the user's own code that may be anything."""
     builder = _find_builder(name)
     try:
         with warnings.catch_warnings():
             # Of torchvision's GoogLeNet and Inception; random weights are what is asked for here.
             warnings.filterwarnings("ignore", message="The default weight initialization")
-            model = builder(**kwargs)
+            return builder(**kwargs)
     except Exception as error:  # the builder may be anyone's code
         raise InvalidModel(f"building {name} raised {type(error).__name__}: {error}") from error
-    if not isinstance(model, nn.Module):
-        raise InvalidModel(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
-    return model
 
 
 def is_known(name: str) -> bool:

@@ -53,6 +53,7 @@ class Pruner:
     graph: the model's channel graph, if you have it; else it is analysed with the example.
     score: a name (taylor, slim, pcnn, l1, l2, fpgm, apoz, random) or a `Score`.
     rank: by score, or by score per MAC, parameter or microsecond that the channel's removal would save.
+    rank_power: how much that saving counts: the score is divided by this power of it.
     latency: what layers take, from `measure_latency`; for ranks by microsecond and budgets of latency.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1))
@@ -76,6 +77,7 @@ class Pruner:
         graph: ChannelGraph | None = None,
         score: str | Score = "taylor",
         rank: Rank = "score",
+        rank_power: float = 1.0,
         min_channels: int = 1,
         min_ratio: float = 0.1,
         multiple_of: int = 1,
@@ -90,6 +92,7 @@ class Pruner:
             graph = analyze(model, example, ignore=ignore)
         self.score = make_score(score)
         self.rank: Rank = rank
+        self.rank_power = rank_power
         self.limits = Limits(min_channels, min_ratio, multiple_of, at_least or {})
         self.graph = graph
         self.floors = self.limits.floors(graph)
@@ -171,7 +174,7 @@ class Pruner:
             raise InvalidSetting("the score has seen no gradient: call observe() after loss.backward()")
         if observed and self.skipped == observed:
             raise InvalidSetting(f"none of the {observed} gradients that the score has seen was finite")
-        worth = ranked(self.graph, self.kept, self.agree(self.score.end()), self.rank, self.latency)
+        worth = ranked(self.graph, self.kept, self.agree(self.score.end()), self.rank, self.latency, self.rank_power)
         quota = None
         if fraction is not None:
             gated = filters_per_channel(self.graph)[self.kept & self.gates.removable]

@@ -102,7 +102,7 @@ class Taylor(Score):
             torch.zeros_like(m.gate_phi) if m.gate_phi.grad is None else m.gate_phi.grad * m.gate_factor()
             for m in self.gates.modules
         ]
-        change = torch.cat(products).abs()
+        change = self.change(torch.cat(products))
         finite = change.isfinite().all()
         if self.total.device != change.device:
             self.total, self.seen, self.skipped = (t.to(change.device) for t in self.state().values())
@@ -110,11 +110,23 @@ class Taylor(Score):
         self.seen += 1
         self.skipped += ~finite
 
+    def change(self, products: Tensor) -> Tensor:
+        """What one mini-batch adds."""
+        return products.abs()
+
     def state(self) -> dict[str, Tensor]:
         return {"total": self.total, "seen": self.seen, "skipped": self.skipped}
 
     def end(self) -> Tensor:
         return self.gates.per_channel(self.total).double().cpu()
+
+
+@register("fisher")
+class Fisher(Taylor):
+    """The squares of what `Taylor` adds up: an estimate of the second-order term, (dL/dphi * phi)^2."""
+
+    def change(self, products: Tensor) -> Tensor:
+        return products.square()
 
 
 @register("slim")

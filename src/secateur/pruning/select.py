@@ -126,8 +126,15 @@ def check_reachable(graph: ChannelGraph, budget: Budget, floors: Tensor) -> None
     )
 
 
-def ranked(graph: ChannelGraph, kept: Tensor, scores: Tensor, rank: Rank, table: LatencyTable | None = None) -> Tensor:
-    """The scores, divided by what each channel would save now if so asked."""
+def ranked(
+    graph: ChannelGraph,
+    kept: Tensor,
+    scores: Tensor,
+    rank: Rank,
+    table: LatencyTable | None = None,
+    power: float = 1.0,
+) -> Tensor:
+    """The scores, divided by (a power of) what each channel would save now if so asked."""
     if scores.shape != kept.shape or bool(scores[kept].isnan().any()):
         raise InvalidSetting(f"a score gives one number, not NaN, for each of the {kept.numel()} channels")
     if rank == "score":
@@ -137,9 +144,9 @@ def ranked(graph: ChannelGraph, kept: Tensor, scores: Tensor, rank: Rank, table:
     if rank == "score_per_microsecond":
         if table is None:
             raise InvalidSetting(f"{rank} needs to know what layers take: latency=measure_latency(model, example)")
-        return scores.double() / table.savings(graph, kept)
+        return scores.double() / table.savings(graph, kept) ** power
     saved = graph.savings(kept)[0 if rank == "score_per_mac" else 1]
-    return scores.double() / saved.clamp_min(1)
+    return scores.double() / saved.double().clamp_min(1) ** power
 
 
 def select(

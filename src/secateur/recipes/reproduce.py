@@ -14,7 +14,7 @@ from secateur.recipes.controls import narrowed
 from secateur.recipes.experiments import Experiment, Step
 from secateur.recipes.jobs import Order
 from secateur.recipes.recipe import scaled
-from secateur.results.artifact import write
+from secateur.results.atomic import write
 from secateur.results.structure import read_json
 from secateur.ticktock.schedule import TickTock
 

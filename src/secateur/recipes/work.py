@@ -23,7 +23,8 @@ from secateur.pruning.latency import LatencyTable, measure_latency
 from secateur.recipes.controls import initialize_
 from secateur.recipes.jobs import Job, Order, build
 from secateur.recipes.paper import find_recipe
-from secateur.results.artifact import save, write
+from secateur.results.artifact import save
+from secateur.results.atomic import write
 from secateur.results.bench import latency
 from secateur.results.load import fill_, find_result, read_plan
 from secateur.results.pictures import draw_seen

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ from safetensors.torch import save_file
 
 from secateur.channels.cuts import Cuts
 from secateur.models.lookup import is_known
+from secateur.results.atomic import write
 from secateur.results.load import tensors_of
 from secateur.results.summary import summarize
 from secateur.ticktock.events import Result
@@ -38,22 +36,6 @@ def save(result: Result, path: str | Path, **about: Any) -> Path:
     summary = json.dumps(summarize(result, about), indent=2)
     write(folder / "summary.json", lambda target: target.write_text(summary))
     return folder
-
-
-def write(path: Path, fill: Callable[[Path], object]) -> None:
-    """Let `fill` write a new file beside it, then put that in its place."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        fill(Path(name))
-        # A new file of the user's, not one of tempfile's that nobody else may read.
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(name).chmod(0o666 & ~mask)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def card(result: Result, about: dict[str, Any]) -> str:

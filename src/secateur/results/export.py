@@ -17,7 +17,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from secateur.channels.shrink import copy_model
 from secateur.errors import CannotExport, NotEquivalent
 from secateur.extras import import_extra
-from secateur.results.artifact import write
+from secateur.results.atomic import write
 from secateur.results.load import tensors_of
 from secateur.training.task import evaluating
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from secateur.errors import InvalidSetting
 from secateur.extras import import_extra
-from secateur.results.artifact import write
+from secateur.results.atomic import write
 from secateur.results.structure import Structure
 
 KINDS = (".svg", ".png", ".pdf")

@@ -80,6 +80,7 @@ class Run:
             graph=graph,
             score=settings.score,
             rank=settings.ranking,  # pyright: ignore
+            rank_power=settings.rank_power,
             latency=latency,
             min_channels=settings.min_channels,
             min_ratio=settings.min_ratio,
@@ -141,6 +142,7 @@ class Run:
             momentum=settings.momentum,
             nesterov=settings.nesterov,
             weight_decay=settings.weight_decay,
+            decay_norms=settings.decay_norms,
         )
 
     def events(self) -> Iterator[Event]:

@@ -42,12 +42,15 @@ class TickTock:
     """Images in the batch for which that time counts."""
 
     score: str = "taylor"
-    """What a channel is worth: taylor (the paper's), slim, pcnn, l1, l2, fpgm, apoz, random, or a score of your own by
-    the name under which it is registered."""
+    """What a channel is worth: taylor (the paper's), fisher, slim, pcnn, l1, l2, fpgm, apoz, random, or a score of your
+    own by the name under which it is registered."""
 
     rank: Literal["auto", "score", "score_per_mac", "score_per_param", "score_per_microsecond"] = "auto"
     """Rank by the score as it is, or per MAC, parameter or microsecond that removing the channel would save; auto:
     per microsecond for keep_latency, else as it is."""
+
+    rank_power: float = 1.0
+    """How much that saving counts: the score is divided by this power of it."""
 
     tick_removes: float = 0.01
     """Share of the remaining filters that a Tick removes. The paper: 0.01, and 0.002 for ResNets."""
@@ -113,6 +116,9 @@ class TickTock:
     weight_decay: float = 1e-4
     """Weight decay, on the gates too."""
 
+    decay_norms: bool = True
+    """Whether it acts on gates, batch norms and biases too, or on filters alone."""
+
     distill: float = 0.0
     """Share of the loss that is distance from the unpruned network's output, in Tocks and fine-tuning."""
 
@@ -131,8 +137,9 @@ class TickTock:
     multiple_of: int = 1
     """Keep widths at multiples of this, as hardware likes them: 8 or 16."""
 
-    at_least: dict[str, float] = field(default_factory=dict)
-    """By name of a layer, with wildcards: how many channels to keep of it (2), or which share (0.5; 1.0 for all)."""
+    at_least: dict[str, int | float] = field(default_factory=dict)
+    """By name of a layer, with wildcards: how many channels to keep of it (2), or which share (0.5; 1.0 for all, which
+    leaves the layer whole)."""
 
     filter_scale: Literal["norm", "mean"] = "norm"
     """Gates of filters without batch norm: the filter's norm, or with "mean" the paper's, for tiny learning rates."""
@@ -163,7 +170,8 @@ class TickTock:
         for name in ("distill", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise InvalidSetting(f"{name} is a share, at least 0 and below 1, got {getattr(self, name)}")
-        for name in ("ticks_per_tock", "finetune_epochs", "sparsity", "momentum", "weight_decay", "tick_lr"):
+        counts = ("ticks_per_tock", "finetune_epochs")
+        for name in (*counts, "sparsity", "momentum", "weight_decay", "tick_lr", "rank_power"):
             if getattr(self, name) < 0:
                 raise InvalidSetting(f"{name} must not be negative, got {getattr(self, name)}")
         if self.tick_per_class is not None and self.tick_per_class < 1:

@@ -20,10 +20,17 @@ KNOWN = {
 
 
 def make_optimizer(
-    name: str, parameters: Sequence[nn.Parameter], *, momentum: float, nesterov: bool, weight_decay: float
+    name: str,
+    parameters: Sequence[nn.Parameter],
+    *,
+    momentum: float,
+    nesterov: bool,
+    weight_decay: float,
+    decay_norms: bool = True,
 ) -> torch.optim.Optimizer:
     """The optimizer of that name; the learning rate is set step by step.
 
+    decay_norms: whether weight decay acts on parameters of one axis too: gates, batch norms and biases.
     On CUDA the learning rate is a tensor there, so that a captured step can change it.
     """
     if name.lower() in (unfit.lower() for unfit in UNFIT):
@@ -37,7 +44,12 @@ def make_optimizer(
     if device.type == "cuda":
         given |= {"fused": True, "capturable": True}
     options = {key: value for key, value in given.items() if key in accepted}
-    optimizer = kind(parameters, lr=0.0, **options)
+    groups: list[Any] = list(parameters)
+    if not decay_norms and "weight_decay" in options:
+        split = {wide: [p for p in parameters if (p.dim() > 1) == wide] for wide in (True, False)}
+        decays = {True: weight_decay, False: 0.0}
+        groups = [{"params": part, "weight_decay": decays[wide]} for wide, part in split.items() if part]
+    optimizer = kind(groups, lr=0.0, **options)
     for group in optimizer.param_groups:
         if "fused" in options:
             group["lr"] = torch.zeros((), device=device)

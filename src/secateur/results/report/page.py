@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from secateur.extras import import_extra
+from secateur.results.atomic import write
 from secateur.results.report.charts import Chart
 from secateur.results.report.progress import progress_charts
 from secateur.results.report.read import Run, read_runs
@@ -39,8 +40,6 @@ class Section:
 
 def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
     """Write one page about runs, finished or not, or results, side by side; it needs no other file and no network."""
-    from secateur.results.artifact import write
-
     page = render(read_runs(runs)).encode()
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
