@@ -11,10 +11,10 @@ demo: $(VENV)/.cli
 	$(BIN)/secateur demo
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 test-slow: $(VENV)/.dev
-	$(BIN)/pytest -n 2 -m slow
+	$(BIN)/pytest -n 2 --dist worksteal -m slow
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
