@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from secateur.results.artifact import save
     from secateur.results.load import load
     from secateur.ticktock.events import Event, FineTune, Finished, Result, Start, Tick, Tock
+    from secateur.ticktock.record import prune_further
     from secateur.ticktock.schedule import TickTock
     from secateur.training.distributed import World
     from secateur.training.engine import Engine
@@ -97,6 +98,7 @@ __all__ = [
     "load",
     "measure_latency",
     "merge_gates_",
+    "prune_further",
     "save",
     "segmentation",
     "shrink",
@@ -156,6 +158,7 @@ _HOME = {
     "LatencyTable": "pruning.latency",
     "load": "results.load",
     "measure_latency": "pruning.latency",
+    "prune_further": "ticktock.record",
     "save": "results.artifact",
     "segmentation": "training.task",
     "shrink": "channels.shrink",

@@ -160,6 +160,24 @@ def test_a_run_leaves_its_result(finished: tuple[Path, subprocess.CompletedProce
     assert {path.name for path in (folder / "result").iterdir()} == names
 
 
+def test_further(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder, _ = finished
+    arguments = ["further", str(folder), "--out", str(tmp_path / "run"), "--quiet", "--device", "cpu"]
+    status, _, err = call(capsys, *arguments, "--keep-macs", "0.3")
+    assert status == 0, err
+    before, after = (json.loads((run / "result/summary.json").read_text()) for run in (folder, tmp_path / "run"))
+    assert after["after"]["macs"] <= 0.3 * after["before"]["macs"] < before["after"]["macs"]
+    assert after["before"] == before["before"]
+    status, _, err = call(capsys, *arguments, "--keep-macs", "0.2")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "holds a run already: secateur resume" in err
+    status, _, err = call(capsys, "further", str(folder), "--out", str(tmp_path / "other"))
+    assert (status, err.count("\n")) == (2, 1)
+    assert "one budget is needed" in err
+
+
 def test_plain_lines_where_there_is_no_terminal(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     _, done = finished
     lines = done.stderr.splitlines()

@@ -260,6 +260,16 @@ def test_again_does_nothing_but_print_the_page(reproduce: Call, out: Path) -> No
     assert {path: path.stat().st_mtime_ns for path in (out / RESNET).rglob("*")} == times
 
 
+def test_what_goes_further_does_not_begin_anew(reproduce: Call, out: Path) -> None:
+    assert reproduce("table1", RESNET)[0] == 0
+    histories = [
+        (out / RESNET / f"{step}-seed0" / "events.jsonl").read_text().splitlines() for step in ("GBN-40", "GBN-30")
+    ]
+    pruning = [[line for line in lines if '"FineTune"' not in line] for lines in histories]
+    assert pruning[1][: len(pruning[0])] == pruning[0]
+    assert len(pruning[1]) > len(pruning[0])
+
+
 def test_as_json(reproduce: Call, out: Path) -> None:
     _, text, _ = reproduce("table1", RESNET)
     told = json.loads(reproduce("table1", RESNET, "--json", "--quiet")[1])

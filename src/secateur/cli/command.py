@@ -35,7 +35,7 @@ def _commands() -> dict[str, Any]:
     from secateur.cli.demo import Demo
     from secateur.cli.export import Bench, Export
     from secateur.cli.look import Evaluate, Recipes, Structure
-    from secateur.cli.prune import Prune, Resume
+    from secateur.cli.prune import Further, Prune, Resume
     from secateur.cli.report import Report
     from secateur.cli.reproduce import Reproduce
     from secateur.cli.train import Finetune, Scratch, Shrunk, Train
@@ -46,6 +46,7 @@ def _commands() -> dict[str, Any]:
         "recipes": Recipes,
         "train": Train,
         "prune": Prune,
+        "further": Further,
         "finetune": Finetune,
         "resume": Resume,
         "evaluate": Evaluate,

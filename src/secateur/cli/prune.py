@@ -1,4 +1,4 @@
-"""`secateur prune` and `secateur resume`."""
+"""`secateur prune`, `secateur further` and `secateur resume`."""
 
 from __future__ import annotations
 
@@ -77,6 +77,46 @@ class Prune:
         settings, engine = self.settings.checked(otherwise, self.epochs_scale), self.engine.checked()
         self.output.must_be_new()
         return start(order, settings, engine, self.engine.device, self.output)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Further:
+    """Prune further than a run did: a new run goes on where that one ended pruning, and is fine-tuned in its turn.
+
+    All other settings are that run's. What it has done is not done again, and it stays as it is.
+
+    examples:
+      secateur further runs/digits --keep-macs 0.2 --out runs/smaller
+    """
+
+    folder: Path
+    """Folder of the run."""
+
+    keep_macs: float | None = None
+    """Share of the whole network's MACs to be left. One budget is needed."""
+
+    keep_params: float | None = None
+    """The same for parameters."""
+
+    keep_filters: float | None = None
+    """The same for filters."""
+
+    device: str = "auto"
+    """Where to train: cpu, cuda, cuda:1; auto takes CUDA if there is."""
+
+    output: Output = field(default_factory=Output)
+
+    @property
+    def debug(self) -> bool:
+        return self.output.debug
+
+    def run(self) -> str:
+        from secateur.recipes.work import reopen
+
+        order, settings, engine = reopen(self.folder)
+        smaller = dict.fromkeys(BUDGETS) | {name: getattr(self, name) for name in BUDGETS if hasattr(self, name)}
+        self.output.must_be_new()
+        return start(order, settings.but(**smaller), engine, self.device, self.output, self.folder)
 
 
 @dataclass(frozen=True, kw_only=True)

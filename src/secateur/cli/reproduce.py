@@ -81,8 +81,8 @@ class Reproduce:
             self.experiment,
             experiment,
             conditions,
-            lambda order, settings, folder: watched(
-                order, settings, engine, self.engine.device, replace(output, out=folder)
+            lambda order, settings, folder, further: watched(
+                order, settings, engine, self.engine.device, replace(output, out=folder), further
             ),
             lambda line: None if self.quiet else print(line, file=sys.stderr, flush=True),
         )

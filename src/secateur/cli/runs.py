@@ -90,12 +90,14 @@ class Output:
             raise InvalidSetting(f"{self.out} holds a run already: secateur resume {self.out}, or name another --out")
 
 
-def start(order: Order, settings: TickTock, engine: Engine, device: str, output: Output) -> str:
+def start(
+    order: Order, settings: TickTock, engine: Engine, device: str, output: Output, further: Path | None = None
+) -> str:
     """Begin a run, or go on with it, and say how it went."""
     from secateur.training.distributed import World, join, leave
 
     join()
-    result = watched(order, settings, engine, device, output)
+    result = watched(order, settings, engine, device, output, further)
     leave()
     if not World.current().leads:
         return ""
@@ -104,7 +106,9 @@ def start(order: Order, settings: TickTock, engine: Engine, device: str, output:
     return f"{result}\n\nsaved in {output.out / 'result'}, whose card.md says how to load it"
 
 
-def watched(order: Order, settings: TickTock, engine: Engine, device: str, output: Output) -> Result:
+def watched(
+    order: Order, settings: TickTock, engine: Engine, device: str, output: Output, further: Path | None = None
+) -> Result:
     """Do a run under the user's eyes."""
     from secateur.recipes.work import Watcher, perform
     from secateur.training.distributed import World
@@ -132,7 +136,7 @@ def watched(order: Order, settings: TickTock, engine: Engine, device: str, outpu
                 yield
 
         watcher = Watcher(say=display.say, step=display.step, event=note, guard=guard)
-        return perform(order, settings, engine, output.out, place, watcher)
+        return perform(order, settings, engine, output.out, place, watcher, further)
 
 
 def find_device(name: str) -> torch.device:

@@ -23,6 +23,8 @@ class Step:
     settings: TickTock
     after: str | None = None
     """The step whose result it starts from."""
+    further: str | None = None
+    """The step whose pruning it goes on with, if that is done; else it begins anew."""
     fresh: bool = False
     """Only that result's shape is taken; the weights are random."""
     shrunk: float | None = None
@@ -65,7 +67,7 @@ def find_experiment(name: str, recipe: str | None = None) -> Experiment:
 @experiment
 def table1(recipe: str = "resnet56-cifar10") -> Experiment:
     """Table 1: ResNet-56 to 40% and 30% of its MACs."""
-    steps = [pruned(recipe, f"GBN-{share}", keep_macs=share / 100) for share in (40, 30)]
+    steps = pruned(recipe, {"GBN-40": 0.4, "GBN-30": 0.3})
     return Experiment(recipe=recipe, steps=(baseline(recipe), *steps), report="compared")
 
 
@@ -118,7 +120,7 @@ def gfir(recipe: str = "vgg16m-cub200") -> Experiment:
 @experiment
 def nas(recipe: str = "vgg16m-cifar100") -> Experiment:
     """Figure NAS: a quarter of the MACs by halving all layers, by pruning, and in the pruned shape from scratch."""
-    prune = pruned(recipe, "quarter", keep_macs=0.25)
+    (prune,) = pruned(recipe, {"quarter": 0.25})
     narrow = Step(name="shrunk", settings=from_scratch(recipe), shrunk=0.25)
     steps = (baseline(recipe), prune, scratch(recipe, "quarter"), narrow)
     return Experiment(recipe=recipe, steps=steps, report="architectures")
@@ -129,7 +131,7 @@ def segmentation(recipe: str = "fcn32s-voc") -> Experiment:
     """Appendix C: FCN-32s without 27% of its MACs, mean IoU, and pictures of what both networks see."""
     if not find_dataset(find_recipe(recipe).data).maps:
         raise InvalidSetting(f"segmentation needs a label for every pixel, and {recipe} has one for every image")
-    steps = (baseline(recipe), pruned(recipe, "pruned", keep_macs=0.73))
+    steps = (baseline(recipe), *pruned(recipe, {"pruned": 0.73}))
     return Experiment(recipe=recipe, steps=steps, report="pictures")
 
 
@@ -137,24 +139,32 @@ def baseline(recipe: str) -> Step:
     return Step(name="baseline", settings=find_recipe(recipe).training.settings(seed=0))
 
 
-def pruned(recipe: str, name: str, **settings: float) -> Step:
-    return Step(name=name, settings=find_recipe(recipe).pruning.but(**settings), after="baseline")
+def pruned(recipe: str, shares: dict[str, float]) -> tuple[Step, ...]:
+    """To these shares of the MACs, each further than the one before."""
+    settings = find_recipe(recipe).pruning
+    before = [None, *shares]
+    return tuple(
+        Step(name=name, settings=settings.but(keep_macs=share), after="baseline", further=further)
+        for (name, share), further in zip(shares.items(), before, strict=False)
+    )
 
 
 def resnet50_steps(recipe: str) -> tuple[Step, ...]:
-    shares = {"GBN-60": 0.5946, "GBN-50": 0.4494}
-    return baseline(recipe), *(pruned(recipe, name, keep_macs=share) for name, share in shares.items())
+    return baseline(recipe), *pruned(recipe, {"GBN-60": 0.5946, "GBN-50": 0.4494})
 
 
 def schedules(recipe: str, share: int) -> list[Step]:
-    """The three schedules to that percentage of the MACs."""
+    """The three schedules to that percentage of the MACs; of those with many Ticks, further than 20 more of them."""
     whole = find_recipe(recipe).pruning.but(keep_macs=share / 100)
-    settings = {
-        "one-shot": whole.but(tick_removes=1.0, ticks_per_tock=0),
-        "tick-only": whole.but(ticks_per_tock=0),
-        "tick-tock": whole,
-    }
-    return [Step(name=f"{name}-{share}", settings=value, after="baseline") for name, value in settings.items()]
+    one_shot = Step(name=f"one-shot-{share}", settings=whole.but(tick_removes=1.0, ticks_per_tock=0), after="baseline")
+    many = {"tick-only": whole.but(ticks_per_tock=0), "tick-tock": whole}
+    return [
+        one_shot,
+        *(
+            Step(name=f"{name}-{share}", settings=value, after="baseline", further=f"{name}-{share + 20}")
+            for name, value in many.items()
+        ),
+    ]
 
 
 def scratch(recipe: str, after: str) -> Step:

@@ -14,11 +14,12 @@ from secateur.recipes.controls import narrowed
 from secateur.recipes.experiments import Experiment, Step
 from secateur.recipes.jobs import Order
 from secateur.recipes.recipe import scaled
+from secateur.recipes.work import reopen
 from secateur.results.atomic import write
 from secateur.results.structure import read_json
 from secateur.ticktock.schedule import TickTock
 
-Perform = Callable[[Order, TickTock, Path], object]
+Perform = Callable[[Order, TickTock, Path, Path | None], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,8 @@ def reproduce(
         elif fnmatch(step.name, conditions.only) and not (step.name == "baseline" and conditions.baseline is not None):
             say(f"{step.name}: run {number} of {len(experiment.steps)}, in {folder}")
             try:
-                perform(order_of(step, conditions), settings_of(step, conditions), folder)
+                settings = settings_of(step, conditions)
+                perform(order_of(step, conditions), settings, folder, further_of(step, settings, conditions))
             except Interrupted as stop:
                 raise stop.within("the same command as before") from None
     done = {
@@ -108,6 +110,14 @@ def order_of(step: Step, conditions: Conditions) -> Order:
     if step.after is not None and not Path(str(source)).exists():
         raise InvalidSetting(f"{step.name} starts from {step.after}, which is not done yet: do that first")
     return replace(conditions.order, weights=source, fresh=step.fresh)
+
+
+def further_of(step: Step, settings: TickTock, conditions: Conditions) -> Path | None:
+    """The run whose pruning this one goes on with: one that was asked for the same but for the budget, and is done."""
+    folder = conditions.folder(step.further) if step.further is not None else None
+    if folder is None or not (folder / "result" / "summary.json").is_file():
+        return None
+    return folder if reopen(folder)[1].but(keep_macs=settings.keep_macs) == settings else None
 
 
 def source_of(step: Step, conditions: Conditions) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from secateur.results.pictures import draw_seen
 from secateur.results.structure import read_json
 from secateur.results.summary import device_name
 from secateur.ticktock.events import Event, Finished, Result
+from secateur.ticktock.record import prune_further
 from secateur.ticktock.run import Run
 from secateur.ticktock.schedule import TickTock
 from secateur.training.batches import device_of
@@ -58,10 +60,22 @@ class Watcher:
 
 
 def perform(
-    order: Order, settings: TickTock, engine: Engine, out: Path, device: torch.device, watcher: Watcher
+    order: Order,
+    settings: TickTock,
+    engine: Engine,
+    out: Path,
+    device: torch.device,
+    watcher: Watcher,
+    further: Path | None = None,
 ) -> Result:
-    """Begin the run in that folder, or go on with it, and save its result there."""
+    """Begin the run in that folder, or go on with it, and save its result there.
+
+    further: begin where this run's pruning has ended.
+    """
     world = World.current()
+    if further is not None and world.leads and not (out / "config.json").is_file():
+        _go_further(further, out, settings)
+    world.wait()
     order = _with_baseline(order, settings, engine, out, device, watcher)
     if (out / "config.json").is_file():
         _check_same(order, out)
@@ -107,6 +121,14 @@ def perform(
             except MissingExtra as error:
                 watcher.say(f"no pictures are drawn: {error}")
     return result
+
+
+def _go_further(source: Path, out: Path, settings: TickTock) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (ORIGINAL, SHAPE, TEACHER, TABLE):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, out / name)
+    prune_further(source, out, settings)
 
 
 def _check_same(order: Order, out: Path) -> None:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from secateur.errors import InvalidSetting
+from secateur.errors import DamagedRun, InvalidSetting
 from secateur.ticktock.events import Event, Finished, from_dict
-from secateur.training.checkpoint import RunFolder
+from secateur.training.checkpoint import REFUSALS, RunFolder, read_checkpoint, read_config
 from secateur.training.loop import Position
 
 if TYPE_CHECKING:
     from secateur.ticktock.run import Run
+    from secateur.ticktock.schedule import TickTock
 
 PATIENCE = 40
 """A checkpoint that took a second is followed by no other for this many: they cost no more than 3% of a run."""
+
+
+PRUNED = "pruned"
+"""The checkpoint from which a run can be pruned further."""
 
 
 @dataclass
@@ -92,9 +98,41 @@ class Record:
             self.not_before = time.perf_counter() + PATIENCE * (time.perf_counter() - now)
         self.run.world.wait()
 
+    def keep_pruned(self, phase: str) -> None:
+        """Keep for good how it would go on with that phase if the budget were smaller."""
+        if self.folder is not None:
+            cursor = replace(self.run.cursor, phase=phase, epoch=0, number=self.run.cursor.number + 1)
+            changed = {"cursor": asdict(cursor), "position": asdict(Position())}
+            self.folder.save({**state_of(self.run), **changed}, PRUNED)
+
     def finish(self) -> None:
         if self.folder is not None:
             self.folder.close()
+
+
+def prune_further(source: str | Path, target: str | Path, settings: TickTock) -> None:
+    """Make a folder in which the same call as for `source`, with these settings, goes on from the end of its pruning.
+
+    What was done in `source` is not done again, and `source` stays as it is. The settings can have a smaller budget and
+    differ in what follows; the optimizer and the kind of gates stay.
+    """
+    source, target = Path(source), Path(target)
+    config, kept = read_config(source), source / "checkpoints" / PRUNED
+    if not kept.is_dir():
+        raise InvalidSetting(f"{source} has not come to the end of its pruning yet: let it go on first")
+    for name in ("optimizer", "filter_scale"):
+        if config["settings"].get(name) != getattr(settings, name):
+            raise InvalidSetting(f"{source} has another {name}: what it has done cannot go on with this one")
+    if (target / "config.json").exists():
+        raise InvalidSetting(f"{target} holds a run already: resume that, or name another folder")
+    with RunFolder(target) as folder, (source / "events.jsonl").open("rb") as events:
+        try:
+            _, length = read_checkpoint(kept, events.fileno())
+        except REFUSALS as error:
+            raise DamagedRun(f"{kept} is damaged: {error}; prune the whole network anew") from error
+        (target / "events.jsonl").write_bytes(events.read(length))
+        shutil.copytree(kept, target / "checkpoints" / f"{1:08}", dirs_exist_ok=True)
+        folder.write_config({**config, "settings": settings.to_dict()})
 
 
 def state_of(run: Run) -> dict[str, Any]:

@@ -150,6 +150,8 @@ class Run:
         phases = {"Start": self._start, "Tick": self._tick, "Tock": self._tock, "FineTune": self._finetune}
         try:
             while self.cursor.phase != "Finished":
+                if self.cursor.phase in ("Tick", "Tock") and self._met():  # of a run that goes on from another one
+                    self._next("FineTune")
                 yield from phases[self.cursor.phase]()
             started = time.perf_counter()
             metrics = self._metrics(exact=True)
@@ -213,7 +215,10 @@ class Run:
             threshold=removal.threshold,
         )
         due = settings.ticks_per_tock and self.cursor.ticks % settings.ticks_per_tock == 0
-        self._next("FineTune" if self._met() else "Tock" if due else "Tick")
+        follows = "Tock" if due else "Tick"
+        if self._met() and self.record is not None:
+            self.record.keep_pruned(follows)
+        self._next("FineTune" if self._met() else follows)
 
     def _tock(self) -> Iterator[Event]:
         settings = self.settings

@@ -100,10 +100,11 @@ class RunFolder:
                 ) from error
         return events
 
-    def save(self, state: dict[str, Any]) -> Path:
+    def save(self, state: dict[str, Any], name: str | None = None) -> Path:
         """Write a checkpoint, which appears whole or not at all, and remove all but the last two.
 
         state: dicts with string keys, lists, strings, numbers, booleans, None and tensors, in any nesting.
+        name: keep it for good under this name; `load` does not look at it.
         """
         packed = Packed(state)
         data = safetensors.torch.save(packed.tensors)
@@ -121,9 +122,12 @@ class RunFolder:
             folder.mkdir(exist_ok=True)
             sync(self.path)
             number = max((int(checkpoint.name) for checkpoint in self._checkpoints()), default=0) + 1
-            target, temporary = folder / f"{number:08}", folder / f".{number:08}"
+            target = folder / (name or f"{number:08}")
+            temporary = folder / f".{target.name}"
             try:
                 shutil.rmtree(temporary, ignore_errors=True)
+                if name is not None:
+                    shutil.rmtree(target, ignore_errors=True)
                 temporary.mkdir()
                 write_synced(temporary / "state.safetensors", data)
                 write_synced(temporary / "state.json", seal(body))

@@ -1,0 +1,103 @@
+"""Real runs kept as data: one JSON file per run under results/, from which `make results` draws every table and figure.
+
+python benchmarks/evidence.py runs/resnet56-cifar10/*-seed0        finished runs, into results/resnet56-cifar10/
+python benchmarks/evidence.py --set search runs/search/*           into results/search/
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from secateur.errors import InvalidSetting
+from secateur.results.structure import Layer, Structure, read_json, read_lines
+
+RESULTS = Path(__file__).parent.parent / "results"
+KEPT_OF_EVENTS = ("event", "number", "epoch", "share", "params", "filters", "metrics", "seconds")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One run."""
+
+    name: str
+    seed: int
+    data: dict[str, Any]
+
+    @property
+    def metrics(self) -> tuple[float, float]:
+        """The main number before and after."""
+        before, after = (next(iter(self.data[when]["metrics"].values())) for when in ("before", "after"))
+        return before, after
+
+    def left(self, what: str) -> float:
+        """The share of MACs or parameters that is left."""
+        return self.data["after"][what] / self.data["before"][what]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.data["trajectory"] if event["event"] == kind]
+
+    @property
+    def unrefined(self) -> float | None:
+        """The main number when pruning had ended, before fine-tuning."""
+        pruning = [e for e in self.data["trajectory"] if e["event"] in ("Start", "Tick", "Tock") and e["metrics"]]
+        return next(iter(pruning[-1]["metrics"].values())) if pruning else None
+
+    @property
+    def structure(self) -> Structure:
+        return Structure(self.name, [Layer(*row) for row in self.data["layers"]])
+
+
+def keep(run: Path, group: str | None) -> Path:
+    """Put what matters of a finished run under results/: everything but weights, and no path of the machine's."""
+    summary = run / "result" / "summary.json"
+    if not summary.is_file():
+        raise InvalidSetting(f"{run} is not finished")
+    data = read_json(summary)
+    order = data["order"]
+    for key in ("data", "weights"):
+        order[key] = Path(order[key]).name if order[key] is not None else None
+    events = read_lines(run / "result" / "history.jsonl")
+    data["engine"] = read_json(run / "config.json")["engine"]
+    data["trajectory"] = [{key: event[key] for key in KEPT_OF_EVENTS if key in event} for event in events]
+    folder = RESULTS / (group or run.resolve().parent.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{run.name}.json"
+    target.write_text(json.dumps(data, separators=(",", ":")) + "\n")
+    return target
+
+
+def read_all(folder: Path = RESULTS) -> dict[str, dict[str, list[Evidence]]]:
+    """By set and by name of the run: one for every seed."""
+    found: dict[str, dict[str, list[Evidence]]] = {}
+    for path in sorted(folder.glob("*/*.json")):
+        match = re.fullmatch(r"(.+)-seed(\d+)", path.stem)
+        if match is None:
+            continue
+        name, seed = match[1], int(match[2])
+        found.setdefault(path.parent.name, {}).setdefault(name, []).append(Evidence(name, seed, read_json(path)))
+    return found
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    """The mean, and the standard deviation if there are several."""
+    around = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):.{digits}f}{around}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
+    parser.add_argument("--set", help="folder under results/; else the name of the folder that the run is in")
+    options = parser.parse_args()
+    for run in options.runs:
+        print(keep(run, options.set))
+
+
+if __name__ == "__main__":
+    main()

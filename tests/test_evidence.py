@@ -1,0 +1,67 @@
+"""What is kept of real runs, and the page that is drawn from it."""
+
+import json
+import sys
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent / "benchmarks"), str(HERE / "recipes"), str(HERE / "cli")]
+import doing  # noqa: E402  # pyright: ignore
+import evidence  # noqa: E402
+import results_page  # noqa: E402
+
+from secateur.recipes.jobs import Order  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The same step with two seeds."""
+    folder = tmp_path_factory.mktemp("runs") / "resnet56-cifar10"
+    found = [folder / f"GBN-40-seed{seed}" for seed in (0, 1)]
+    for seed, run in enumerate(found):
+        doing.do(Order(recipe="tiny_job:build"), doing.PRUNING.but(seed=seed), run)
+    return found
+
+
+def test_a_kept_run_has_everything_but_paths(runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "RESULTS", tmp_path)
+    path = evidence.keep(runs[0], None)
+    assert path == tmp_path / "resnet56-cifar10" / "GBN-40-seed0.json"
+    kept, summary = json.loads(path.read_text()), doing.summary(runs[0])
+    for name in ("settings", "before", "after", "seconds", "hardware", "versions", "layers", "network"):
+        assert kept[name] == summary[name]
+    assert kept["engine"]["precision"] == "fp32"
+    assert [event["event"] for event in kept["trajectory"]][:2] == ["Start", "Tick"]
+    assert kept["trajectory"][-1]["metrics"] == summary["after"]["metrics"]
+    assert str(runs[0].parent.parent) not in path.read_text()
+
+
+def test_the_page_has_the_mean_over_seeds(runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "RESULTS", tmp_path)
+    for run in runs:
+        evidence.keep(run, None)
+    after = [next(iter(doing.summary(run)["after"]["metrics"].values())) for run in runs]
+    text = results_page.draw(evidence.read_all(tmp_path))
+    (row,) = [line for line in text.splitlines() if line.startswith("| GBN-40, the paper's |")]
+    assert f"| {mean(after):.2f} ± {stdev(after):.2f} | 2 |" in row
+    assert "## Table 1: ResNet-56 on CIFAR-10" in text
+    assert "Table 3" not in text
+
+
+def test_a_search_tells_what_differs(runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "RESULTS", tmp_path / "results")
+    other = tmp_path / "other-seed0"
+    doing.do(Order(recipe="tiny_job:build"), doing.PRUNING.but(tick_lr=0.5, seed=3), other)
+    for run in (runs[0], other):
+        evidence.keep(run, "search")
+    text = results_page.draw(evidence.read_all(tmp_path / "results"))
+    (row,) = [line for line in text.splitlines() if line.startswith("| other |")]
+    assert row.startswith("| other | tick_lr 0.5 |")
+
+
+def test_a_run_that_is_not_finished_is_no_evidence(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="is not finished"):
+        evidence.keep(tmp_path, None)

@@ -1,0 +1,95 @@
+"""A run that goes on from the end of another one's pruning comes to what one run to the smaller budget comes to."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import prepared, quick
+
+from secateur import DamagedRun, InvalidSetting, Result, TickTock
+from secateur.ticktock.events import Tick
+from secateur.ticktock.record import prune_further
+
+
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def timeless(result: Result) -> list[dict[str, Any]]:
+    return [{**event.to_dict(), "seconds": 0} for event in result.history]
+
+
+def where_ticks_end(settings: TickTock) -> list[float]:
+    """The shares of filters that are left after each Tick, so that a budget can end a run there."""
+    net, graph, task = prepared()
+    result = settings(net, graph, task)
+    return [event.filters / graph.num_filters for event in result.history if isinstance(event, Tick)]
+
+
+@pytest.mark.parametrize(
+    ("ticks", "changes"),
+    [(1, {}), (2, {"ema": 0.5, "distill": 0.5}), (3, {"cut": "end", "tick_data": 0.7})],  # a Tock is due after 2
+    ids=str,
+)
+def test_it_is_as_if_it_had_never_been_two_runs(tmp_path: Path, ticks: int, changes: dict[str, Any]) -> None:
+    net, graph, task = prepared()
+    whole = quick(keep_filters=0.5, **changes)
+    first = whole.but(keep_filters=where_ticks_end(whole)[ticks - 1])
+    expected = whole(net, graph, task, folder=tmp_path / "whole")
+    first(net, graph, task, folder=tmp_path / "first")
+    before = files(tmp_path / "first")
+    prune_further(tmp_path / "first", tmp_path / "second", whole)
+    found = whole(net, graph, task, folder=tmp_path / "second")
+    assert timeless(found) == timeless(expected)
+    theirs = expected.model.state_dict()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in found.model.state_dict().items())
+    assert files(tmp_path / "first") == before
+
+
+def test_a_budget_that_is_met_already_is_fine_tuned_only(tmp_path: Path) -> None:
+    net, graph, task = prepared()
+    first = quick()(net, graph, task, folder=tmp_path / "first")
+    other = quick(keep_macs=0.9, finetune_epochs=3)
+    prune_further(tmp_path / "first", tmp_path / "second", other)
+    second = other(net, graph, task, folder=tmp_path / "second")
+    assert torch.equal(second.plan.kept, first.plan.kept)
+    pruning = [[event for event in timeless(each) if event["event"] != "FineTune"] for each in (first, second)]
+    assert pruning[0] == pruning[1]
+    assert len(second.history) == len(first.history) + 1
+
+
+def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
+    net, graph, task = prepared()
+    settings = quick()
+    first, second = tmp_path / "first", tmp_path / "second"
+    steps = settings.steps(net, graph, task, folder=first)
+    next(steps)
+    smaller = settings.but(keep_macs=0.3)
+    with pytest.raises(InvalidSetting, match="has not come to the end of its pruning yet"):
+        prune_further(first, second, smaller)
+    for _ in steps:
+        pass
+    with pytest.raises(InvalidSetting, match="has another optimizer"):
+        prune_further(first, second, smaller.but(optimizer="adamw"))
+    with pytest.raises(InvalidSetting, match="holds a run already"):
+        prune_further(first, first, smaller)
+    kept = first / "checkpoints" / "pruned" / "state.safetensors"
+    kept.write_bytes(kept.read_bytes()[:-1])
+    with pytest.raises(DamagedRun, match="pruned is damaged"):
+        prune_further(first, second, smaller)
+    assert not (second / "config.json").exists()
+
+
+def test_a_run_that_removes_nothing_has_nothing_to_go_on_from(tmp_path: Path) -> None:
+    net, graph, task = prepared()
+    TickTock(keep_macs=1.0, finetune_epochs=1)(net, graph, task, folder=tmp_path / "first")
+    with pytest.raises(InvalidSetting, match="has not come to the end of its pruning"):
+        prune_further(tmp_path / "first", tmp_path / "second", quick())
