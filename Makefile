@@ -7,7 +7,7 @@ BENCHMARK := PYTHONPATH=tests/shim $(BIN)/python
 
 .PHONY: demo test test-slow lint format types docs docs-serve coverage speed ranking schedules small overhead results clean
 
-demo: $(VENV)/.cli
+demo: $(VENV)/.demo
 	$(BIN)/secateur demo
 
 test: $(VENV)/.dev
@@ -62,13 +62,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # One stamp per set of packages: a second call installs nothing until the requirements change.
-$(VENV)/.cli: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e '.[cli,demo,report]'
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[demo,report]'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e '.[cli,demo,report,export,vision,dev]'
-	touch $@ $(VENV)/.cli
+	$(INSTALL) -e '.[demo,report,export,vision,dev]'
+	touch $@ $(VENV)/.demo
 
 $(VENV)/.benchmarks: $(VENV)/.dev
 	$(INSTALL) torch-pruning

@@ -78,14 +78,6 @@ def test_debug_shows_the_traceback():
         cli.main(["analyze", "resnet65", "--debug"])
 
 
-def test_missing_extra_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "tyro", None)
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["--help"])
-    assert stop.value.code == 2
-    assert capsys.readouterr().err == 'secateur: the secateur command needs tyro; run: pip install "secateur[cli]"\n'
-
-
 @pytest.mark.parametrize("text", ["", "0x3", "1x-3", "1x3x", "1 x 3", "a"])
 def test_shapes_are_checked(text):
     with pytest.raises(InvalidExample, match="positive sizes joined by x"):

@@ -7,17 +7,11 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from secateur.errors import Interrupted, MissingExtra, SecateurError, unknown_name
+from secateur.errors import Interrupted, SecateurError, unknown_name
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; a user's mistake is one line on stderr and exit status 2."""
-    try:
-        import rich  # noqa: F401
-        import tyro  # noqa: F401
-    except ModuleNotFoundError as error:
-        message = f'the secateur command needs {error.name}; run: pip install "secateur[cli]"'
-        sys.exit(_complain(MissingExtra(message)))
     # Networks named package.module:callable are looked for in the current folder too, as `python -m` does.
     sys.path.insert(0, str(Path.cwd()))
     try:
