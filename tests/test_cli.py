@@ -31,6 +31,28 @@ def test_help_teaches_with_examples():
         assert flag in text
 
 
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_the_list_of_commands_can_be_read_at_a_glance(arguments):
+    result = run(*arguments)
+    assert result.returncode == 0
+    assert len(result.stdout.splitlines()) < 50
+    for name in ("prune", "further", "resume", "report", "reproduce"):
+        assert f"• {name} " in result.stdout
+    assert "examples:" not in result.stdout
+
+
+def test_the_shell_completes_commands_and_flags(tmp_path):
+    (tmp_path / "completion").write_text(run("--tyro-print-completion", "bash").stdout)
+    script = """
+source completion
+try() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _tyro_secateur; echo "${COMPREPLY[@]}"; }
+try secateur rep
+try secateur prune --keep-m
+"""
+    result = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines() == ["report reproduce", "--keep-macs"]
+
+
 def test_unknown_command_names_the_known_ones():
     result = run("analyse", "resnet20")
     assert result.returncode == 2

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Union
 
 from secateur.errors import Interrupted, SecateurError, unknown_name
 
@@ -57,7 +57,7 @@ def _commands() -> dict[str, Any]:
 def _parse(arguments: Sequence[str] | None) -> Any:
     import tyro
 
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
     commands = _commands()
     options: Any = {
         "config": (
@@ -68,34 +68,42 @@ def _parse(arguments: Sequence[str] | None) -> Any:
             tyro.conf.OmitArgPrefixes,
         ),
     }
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
-        raise unknown_name("command", arguments[0], list(commands))
-    if len(arguments) > 1 and (command := _with_recipe(commands, arguments, arguments[1], options)) is not None:
+    if arguments[0].startswith("-"):
+        listed: Any = tuple(
+            Annotated[kind, tyro.conf.subcommand(name, description=_first_sentence(kind))]
+            for name, kind in commands.items()
+        )
+        about = "Prune the channels of convolutional networks, exactly. `secateur COMMAND --help` has examples."
+        return tyro.cli(Union[listed], prog="secateur", description=about, args=arguments, **options)  # noqa: UP007
+    name, *arguments = arguments
+    if name not in commands:
+        raise unknown_name("command", name, list(commands))
+    options["prog"] = f"secateur {name}"
+    kind, recipe = commands[name], arguments[0] if arguments else "-"
+    if (command := _with_recipe(kind, recipe, arguments, options)) is not None:
         return command
-    command = tyro.extras.subcommand_cli_from_dict(
-        commands,
-        prog="secateur",
-        description="Prune the channels of convolutional networks, exactly.",
-        args=arguments,
-        **options,
-    )
+    command = tyro.cli(kind, args=arguments, **options)
     # The recipe may stand behind its options.
-    return _with_recipe(commands, arguments, getattr(command, "recipe", "-"), options) or command
+    return _with_recipe(kind, getattr(command, "recipe", "-"), arguments, options) or command
 
 
-def _with_recipe(commands: dict[str, Any], arguments: Sequence[str], name: str, options: dict[str, Any]) -> Any:
+def _first_sentence(kind: type) -> str:
+    text = " ".join((kind.__doc__ or "").split())
+    return text[: text.index(". ") + 1] if ". " in text else text
+
+
+def _with_recipe(kind: Any, name: str, arguments: Sequence[str], options: dict[str, Any]) -> Any:
     """The command with the recipe's own values as defaults, which stand in its help too; None if there is no recipe."""
     import tyro
 
     from secateur.recipes.paper import find_recipe, is_recipe
 
-    kind: Any = commands.get(arguments[0], object)
     if not hasattr(kind, "like") or not is_recipe(name):
         return None
     values = kind.like(find_recipe(name))
     required = (f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING)
     default = kind(**{**dict.fromkeys(required, tyro.MISSING), **values})
-    return tyro.cli(kind, default=default, args=arguments[1:], prog=f"secateur {arguments[0]}", **options)
+    return tyro.cli(kind, default=default, args=arguments, **options)
 
 
 def _run(command: Any) -> None:
