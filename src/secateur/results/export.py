@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,7 @@ def export_onnx(model: nn.Module, example: Tensor, path: Path) -> float:
     runtime = import_extra("onnxruntime", "export")
 
     def fill(target: Path) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the exporter, about itself
+        with _quiet():
             torch.onnx.export(
                 model,
                 (_pair(example),),
@@ -52,6 +53,20 @@ def export_onnx(model: nn.Module, example: Tensor, path: Path) -> float:
     options.log_severity_level = 3
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return _compare(model, example, lambda x: torch.from_numpy(session.run(None, {"input": x.numpy()})[0]))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter says about itself, and about packages that the network does not need."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def export_program(model: nn.Module, example: Tensor, path: Path) -> float:
