@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # The CPU build of torch cannot load torchvision's compiled operators; tests/shim supplies them.
 BENCHMARK := PYTHONPATH=tests/shim $(BIN)/python
 
-.PHONY: demo test test-slow lint format types docs docs-serve coverage speed ranking schedules small overhead results clean
+.PHONY: demo test test-slow lint format types docs docs-serve coverage speed ranking schedules small overhead latency results clean
 
 demo: $(VENV)/.demo
 	$(BIN)/secateur demo
@@ -48,6 +48,9 @@ schedules: $(VENV)/.dev
 
 small: $(VENV)/.dev
 	$(BIN)/python benchmarks/small_networks.py
+
+latency: $(VENV)/.dev
+	$(BENCHMARK) benchmarks/latency.py
 
 results: $(VENV)/.dev
 	$(BIN)/python benchmarks/results_page.py

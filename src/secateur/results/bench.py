@@ -116,10 +116,14 @@ def _in_onnxruntime(model: nn.Module, images: Tensor) -> Callable[[], object]:
 
     if images.device.type != "cpu" or images.dtype != torch.float32:
         raise InvalidSetting("onnxruntime is timed on the CPU in fp32: use --device cpu --precision fp32")
+    runtime = import_extra("onnxruntime", "export")
+    options = runtime.SessionOptions()
+    # Threads that wait for more work at full speed would take the cores from the network whose turn is next.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
         export_onnx(model, images[:1], path)
-        session = import_extra("onnxruntime", "export").InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     array = images.numpy()
     return lambda: session.run(None, {"input": array})
 
