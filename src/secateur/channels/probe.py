@@ -23,8 +23,8 @@ from secateur.channels.shapes import ShapesOnly
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.channels.verify import compare, run
 
-LARGE = 150_000_000
-"""Networks with more parameters are compared in single precision."""
+LARGE, COSTLY = 150_000_000, 20_000_000_000
+"""Networks with more parameters, or more MACs for the example, are compared in single precision."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class Probe:
 
     def agrees(self, plan: Plan) -> Failure | None:
         """Whether the shrunk network computes what the masked one does."""
-        precision = torch.float32 if self.graph.params > LARGE else torch.float64
+        heavy = self.graph.params > LARGE or self.graph.macs > COSTLY
+        precision = torch.float32 if heavy else torch.float64
         try:
             result = compare(self.model, plan, self.example, precision=precision, prepare=perturb_, modes=("eval",))
         except Exception as error:
