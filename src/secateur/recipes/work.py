@@ -81,7 +81,7 @@ def perform(
         _check_same(order, out)
     watcher.say(f"building {order.recipe}")
     job = build(order, settings.seed, device)
-    teacher, plan = _prepare(job, order, settings, out)
+    whole, teacher, plan = _prepare(job, order, settings, out)
     graph = analyze(job.model, job.example)
     about = {"order": order.to_dict(), "network": job.network, "input": shape_of(job.example)}
     table = _latency_table(job, settings, engine, out, watcher.say) if settings.keep_latency is not None else None
@@ -111,9 +111,8 @@ def perform(
         # What was kept, in terms of the network that was cut first.
         result = replace(result, plan=plan)
     if world.leads:
-        if plan is None:  # otherwise what the run began with is not the network that was pruned
-            seconds = latency({"before": job.model, "after": result.model}, job.example)
-            about["latency"] = {**seconds, "batch": 1, "device": device_name(device)}
+        seconds = latency({"before": whole, "after": result.model}, job.example)
+        about["latency"] = {**seconds, "batch": 1, "device": device_name(device)}
         save(result, out / "result", **about)
         if job.maps is not None:
             try:
@@ -250,8 +249,8 @@ def _with_baseline(
     return replace(order, weights=str(folder))
 
 
-def _prepare(job: Job, order: Order, settings: TickTock, out: Path) -> tuple[nn.Module | None, Plan | None]:
-    """Make the network what the run starts from; gives what it learns from and how it was cut, if so."""
+def _prepare(job: Job, order: Order, settings: TickTock, out: Path) -> tuple[nn.Module, nn.Module | None, Plan | None]:
+    """Make the network what the run starts from; gives the whole network, what it learns from and how it was cut."""
     world = World.current()
     if world.leads and not (out / "config.json").is_file():
         # What is there without a run was left by one that could not begin.
@@ -260,14 +259,15 @@ def _prepare(job: Job, order: Order, settings: TickTock, out: Path) -> tuple[nn.
         _remember(replace(job, model=copy_model(job.model)), order, settings, out)
     world.wait()
     device = str(device_of(job.model))
-    teacher = plan = None
+    whole, teacher, plan = job.model, None, None
     if (out / TEACHER).is_file() and settings.distill:
         teacher = copy_model(job.model)
         load_model(teacher, out / TEACHER, device=device)
     if (out / SHAPE).is_file():
+        whole = teacher or copy_model(job.model)
         plan = cut_(job, (out / SHAPE).read_text())
     load_model(job.model, out / ORIGINAL, device=device)
-    return teacher, plan
+    return whole, teacher, plan
 
 
 def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
