@@ -115,22 +115,73 @@ class Tempting(nn.Module):
         return self.one(y) + y
 
 
-def test_what_cannot_be_folded_is_left_or_refused() -> None:
+def test_what_cannot_be_folded_is_left() -> None:
     torch.manual_seed(0)
     model = Tempting()
     for _ in range(3):
         model(torch.randn(4, 3, 5, 5) + 1)
-    with pytest.raises(secateur.NotEquivalent, match="differs from the network"):
-        fold_batchnorm(model, torch.randn(1, 3, 5, 5))
-    model.one = nn.Identity()  # pyright: ignore
     folded, number = fold_batchnorm(model, torch.randn(1, 3, 5, 5))
     assert number == 0
-    assert sum(isinstance(module, nn.BatchNorm2d) for module in folded.modules()) == 2
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in folded.modules()) == 3
+
+
+def test_a_wrong_fold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Reused().eval()
+    monkeypatch.setattr("secateur.results.export._pairs", lambda model, example: {"first": "norm1"})
+    with pytest.raises(secateur.NotEquivalent, match="differs from the network"):
+        fold_batchnorm(model, torch.randn(1, 3, 8, 8))
 
 
 class Chooser(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x if float(x.sum()) > 0 else -x
+
+
+class Reused(nn.Module):
+    """What the first convolution gives is normalised, and added as it is; the second one's is only normalised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.norm1, self.norm2 = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+        for norm in (self.norm1, self.norm2):
+            nn.init.normal_(norm.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = (self.norm1(x) + x).relu()
+        return self.norm2(self.second(x))
+
+
+def test_a_norm_is_not_folded_into_what_something_else_reads() -> None:
+    torch.manual_seed(0)
+    model = Reused().eval()
+    folded, count = fold_batchnorm(model, torch.randn(2, 3, 8, 8))
+    assert count == 1
+    assert isinstance(folded.get_submodule("norm1"), nn.BatchNorm2d)
+    assert isinstance(folded.get_submodule("norm2"), nn.Identity)
+
+
+class Many(nn.Module):
+    """A dict with a tensor and a pair of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        x = self.norm(self.body(x))
+        return {"features": x, "heads": (self.head(x), x.mean((2, 3)))}
+
+
+@pytest.mark.parametrize("export", [export_onnx, export_program])
+def test_several_outputs(export: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, images = Many().eval(), torch.randn(2, 3, 8, 8)
+    folded, count = fold_batchnorm(model, images)
+    assert count == 1
+    assert export(folded, images, tmp_path / "network") < 1e-4
 
 
 def test_a_network_that_cannot_be_exported_is_one_sentence(tmp_path: Path) -> None:

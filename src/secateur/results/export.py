@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +17,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.overrides import TorchFunctionMode
 
+from secateur.channels.example import tensors_within
 from secateur.channels.shrink import copy_model
 from secateur.errors import CannotExport, NotEquivalent
 from secateur.extras import import_extra
@@ -33,6 +37,8 @@ def export_onnx(model: nn.Module, example: Tensor, path: Path) -> float:
     """Write ONNX with a batch of any size, run it in onnxruntime, and give its largest difference."""
     import_extra("onnxscript", "export")
     runtime = import_extra("onnxruntime", "export")
+    with evaluating(model):
+        output = model(example)
 
     def fill(target: Path) -> None:
         with _quiet():
@@ -43,7 +49,7 @@ def export_onnx(model: nn.Module, example: Tensor, path: Path) -> float:
                 dynamo=True,
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
                 input_names=["input"],
-                output_names=["output"],
+                output_names=["output"] if isinstance(output, Tensor) else None,
                 external_data=False,
                 verbose=False,
             )
@@ -52,7 +58,11 @@ def export_onnx(model: nn.Module, example: Tensor, path: Path) -> float:
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return _compare(model, example, lambda x: torch.from_numpy(session.run(None, {"input": x.numpy()})[0]))
+
+    def run(images: Tensor) -> list[Tensor]:
+        return [torch.from_numpy(array) for array in session.run(None, {"input": images.numpy()})]
+
+    return _compare(model, example, run)
 
 
 @contextmanager
@@ -74,7 +84,8 @@ def export_program(model: nn.Module, example: Tensor, path: Path) -> float:
     shapes = ({0: torch.export.Dim("batch")},)
 
     def fill(target: Path) -> None:
-        program = torch.export.export(model, (_pair(example),), dynamic_shapes=shapes)
+        with _quiet():
+            program = torch.export.export(model, (_pair(example),), dynamic_shapes=shapes)
         with target.open("wb") as file:
             torch.export.save(program, file)
 
@@ -121,7 +132,7 @@ def fold_batchnorm(model: nn.Module, example: Tensor) -> tuple[nn.Module, int]:
 
 
 def _pairs(model: nn.Module, example: Tensor) -> dict[str, str]:
-    """The batch norm behind each convolution, where both run once and the one's input is the other's output."""
+    """The batch norm behind each convolution, where both run once and nothing else reads what is between them."""
     made: dict[int, list[str]] = {}
     taken: dict[int, list[str]] = {}
     runs: dict[str, int] = {}
@@ -141,8 +152,9 @@ def _pairs(model: nn.Module, example: Tensor) -> dict[str, str]:
     kinds = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
     watched = [(name, module) for name, module in model.named_modules() if isinstance(module, (_ConvNd, *kinds))]
     handles = [module.register_forward_hook(watch(name)) for name, module in watched if not _is_special(module)]
+    readers = Readers()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), readers:
             model(example)
     finally:
         for handle in handles:
@@ -150,8 +162,25 @@ def _pairs(model: nn.Module, example: Tensor) -> dict[str, str]:
     return {
         made[key][0]: taken[key][0]
         for key in made
-        if key in taken and len(taken[key]) == 1 and runs[made[key][0]] == runs[taken[key][0]] == 1
+        if key in taken and readers.count[key] == 1 and runs[made[key][0]] == runs[taken[key][0]] == 1
     }
+
+
+class Readers(TorchFunctionMode):
+    """Counts how many of torch's functions are given each tensor; those that ask for its size do not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[int] = Counter()
+        self.alive: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not isinstance(result, (int, torch.Size, torch.dtype, torch.device, torch.layout)):
+            given = tensors_within((args, kwargs or {}))
+            self.alive += given
+            self.count.update({id(tensor) for tensor in given})
+        return result
 
 
 def _is_special(module: nn.Module) -> bool:
@@ -164,6 +193,11 @@ def _pair(example: Tensor) -> Tensor:
     return torch.cat([example[:1]] * 2)
 
 
+def _numbers(output: Any) -> list[Tensor]:
+    """The tensors of an output, in the order of its parts; what is not a fraction is compared as one."""
+    return [tensor.double() for tensor in tensors_within(output)]
+
+
 def _attempt(kind: str, model: nn.Module, act: Callable[[], object]) -> None:
     with evaluating(model):
         try:
@@ -171,7 +205,8 @@ def _attempt(kind: str, model: nn.Module, act: Callable[[], object]) -> None:
         except OSError:
             raise
         except Exception as error:  # exporters fail in ways of their own
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+            reason = text.splitlines()[0] if text else type(error).__name__
             raise CannotExport(f"{type(model).__name__} cannot be written as {kind}: {reason}") from error
 
 
@@ -182,8 +217,11 @@ def _compare(model: nn.Module, example: Tensor, other: Callable[[Tensor], Any]) 
     for size in BATCHES:
         images = torch.randn((size, *example.shape[1:]), generator=generator).to(example)
         with evaluating(model):
-            wanted, found = model(images), other(images)
-        worst = max(worst, float((wanted - found).abs().max() / wanted.abs().max().clamp_min(1e-12)))
+            wanted, found = (_numbers(called(images)) for called in (model, other))
+        if len(wanted) != len(found):
+            raise NotEquivalent(f"what was written gives {len(found)} tensors where the network gives {len(wanted)}")
+        for one, two in zip(wanted, found, strict=True):
+            worst = max(worst, float((one - two).abs().max() / one.abs().max().clamp_min(1e-12)))
     if not worst <= TOLERANCE:
         raise NotEquivalent(f"what was written differs from the network by {worst:.1e} of its largest output")
     return worst
