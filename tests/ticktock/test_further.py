@@ -54,16 +54,21 @@ def test_it_is_as_if_it_had_never_been_two_runs(tmp_path: Path, ticks: int, chan
     assert files(tmp_path / "first") == before
 
 
-def test_a_budget_that_is_met_already_is_fine_tuned_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("budget", ["keep_macs", "keep_params", "keep_filters"])
+def test_a_budget_that_is_met_already_is_refused(budget: str, tmp_path: Path) -> None:
     net, graph, task = prepared()
-    first = quick()(net, graph, task, folder=tmp_path / "first")
-    other = quick(keep_macs=0.9, finetune_epochs=3)
+    quick(finetune_epochs=0)(net, graph, task, folder=tmp_path / "first")
+    with pytest.raises(InvalidSetting, match=r"has \d+\.\d% of the \w+ left already: ask for less, or finetune it"):
+        prune_further(tmp_path / "first", tmp_path / "second", quick(**{budget: 0.9}))
+    assert not (tmp_path / "second" / "config.json").exists()
+
+
+def test_another_score_takes_over(tmp_path: Path) -> None:
+    net, graph, task = prepared()
+    quick(finetune_epochs=0)(net, graph, task, folder=tmp_path / "first")
+    other = quick(keep_macs=0.4, score="apoz", finetune_epochs=0)
     prune_further(tmp_path / "first", tmp_path / "second", other)
-    second = other(net, graph, task, folder=tmp_path / "second")
-    assert torch.equal(second.plan.kept, first.plan.kept)
-    pruning = [[event for event in timeless(each) if event["event"] != "FineTune"] for each in (first, second)]
-    assert pruning[0] == pruning[1]
-    assert len(second.history) == len(first.history) + 1
+    assert other(net, graph, task, folder=tmp_path / "second").after.macs <= 0.4 * graph.macs
 
 
 def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
@@ -90,6 +95,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_that_removes_nothing_has_nothing_to_go_on_from(tmp_path: Path) -> None:
     net, graph, task = prepared()
+    (tmp_path / "first" / "result").mkdir(parents=True)
     TickTock(keep_macs=1.0, finetune_epochs=1)(net, graph, task, folder=tmp_path / "first")
-    with pytest.raises(InvalidSetting, match="has not come to the end of its pruning"):
+    with pytest.raises(InvalidSetting, match="keeps no checkpoint of the end of its pruning: prune the whole network"):
         prune_further(tmp_path / "first", tmp_path / "second", quick())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable
@@ -102,7 +103,7 @@ class Record:
         """Keep for good how it would go on with that phase if the budget were smaller."""
         if self.folder is not None:
             cursor = replace(self.run.cursor, phase=phase, epoch=0, number=self.run.cursor.number + 1)
-            changed = {"cursor": asdict(cursor), "position": asdict(Position())}
+            changed = {"cursor": asdict(cursor), "position": asdict(Position()), "score": {}}
             self.folder.save({**state_of(self.run), **changed}, PRUNED)
 
     def finish(self) -> None:
@@ -119,7 +120,9 @@ def prune_further(source: str | Path, target: str | Path, settings: TickTock) ->
     source, target = Path(source), Path(target)
     config, kept = read_config(source), source / "checkpoints" / PRUNED
     if not kept.is_dir():
-        raise InvalidSetting(f"{source} has not come to the end of its pruning yet: let it go on first")
+        done = (source / "result").is_dir()
+        why = "keeps no checkpoint of the end of its pruning" if done else "has not come to the end of its pruning yet"
+        raise InvalidSetting(f"{source} {why}: {'prune the whole network anew' if done else 'let it go on first'}")
     for name in ("optimizer", "filter_scale"):
         if config["settings"].get(name) != getattr(settings, name):
             raise InvalidSetting(f"{source} has another {name}: what it has done cannot go on with this one")
@@ -130,9 +133,20 @@ def prune_further(source: str | Path, target: str | Path, settings: TickTock) ->
             _, length = read_checkpoint(kept, events.fileno())
         except REFUSALS as error:
             raise DamagedRun(f"{kept} is damaged: {error}; prune the whole network anew") from error
-        (target / "events.jsonl").write_bytes(events.read(length))
+        lines = events.read(length)
+        _check_smaller(source, settings, lines)
+        (target / "events.jsonl").write_bytes(lines)
         shutil.copytree(kept, target / "checkpoints" / f"{1:08}", dirs_exist_ok=True)
         folder.write_config({**config, "settings": settings.to_dict()})
+
+
+def _check_smaller(source: Path, settings: TickTock, lines: bytes) -> None:
+    """Raise if the budget leaves nothing to remove."""
+    first, *_, last = [json.loads(line) for line in lines.splitlines()]
+    for name, what in (("macs", "MACs"), ("params", "parameters"), ("filters", "filters")):
+        wanted, left = getattr(settings, f"keep_{name}"), last[name] / first[name]
+        if wanted is not None and wanted >= left:
+            raise InvalidSetting(f"{source} has {left:.1%} of the {what} left already: ask for less, or finetune it")
 
 
 def state_of(run: Run) -> dict[str, Any]:

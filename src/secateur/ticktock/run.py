@@ -150,8 +150,6 @@ class Run:
         phases = {"Start": self._start, "Tick": self._tick, "Tock": self._tock, "FineTune": self._finetune}
         try:
             while self.cursor.phase != "Finished":
-                if self.cursor.phase in ("Tick", "Tock") and self._met():  # of a run that goes on from another one
-                    self._next("FineTune")
                 yield from phases[self.cursor.phase]()
             started = time.perf_counter()
             metrics = self._metrics(exact=True)
