@@ -129,7 +129,12 @@ def test_flags_of_train(secateur: Call, ordered: list) -> None:
     )
     assert engine == Engine(precision="bf16", channels_last=True, accumulate=2, clip_norm=3.0, graphs=False)
     assert order == Order(
-        recipe="resnet20@cifar10", data="somewhere", batch_size=7, width=0.5, hold_out=9, weights="file.pth"
+        recipe="resnet20@cifar10",
+        data=str(Path("somewhere").absolute()),
+        batch_size=7,
+        width=0.5,
+        hold_out=9,
+        weights="file.pth",
     )
 
 
@@ -300,7 +305,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(chain: Path, secateur: Call, ci
         (["train", PLAIN, "--epochs-scale", "-1"], "epochs_scale must be above 0, got -1.0"),
         (["train", PLAIN, "--milestones", "2"], "milestones are shares of the epochs, between 0 and 1"),
         (["train", PLAIN, "--accumulate", "0"], "accumulate and checkpoint_steps must be 1 or more"),
-        (["train", PLAIN, "--device", "gpu"], "there is no device 'gpu': use cpu, cuda or cuda:1"),
+        (["train", PLAIN, "--device", "gpu"], "there is no device 'gpu' here ("),
         (["train", PLAIN, "--weights", "nowhere"], "there is neither a run nor a file with weights at nowhere"),
         (["scratch", PLAIN, "nowhere"], "there is neither a run nor a file with weights at nowhere"),
         (["finetune", PLAIN, "nowhere"], "there is neither a run nor a file with weights at nowhere"),

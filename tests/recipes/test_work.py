@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import doing
 import own_networks
@@ -14,8 +15,8 @@ from doing import CPU, PRUNING, TRAINING, do, same, shapes, summary, weights
 from safetensors.torch import save_file
 from torch import nn
 
-from secateur import Event, load
-from secateur.errors import InvalidModel, InvalidSetting, SecateurError, UnreachableBudget
+from secateur import Engine, Event, load
+from secateur.errors import DamagedRun, InvalidModel, InvalidSetting, SecateurError, UnreachableBudget
 from secateur.recipes import work
 from secateur.recipes.jobs import Order, build
 from secateur.recipes.work import find_start, open_network, reopen
@@ -117,14 +118,73 @@ def test_a_summary_tells_where_the_run_came_from(chain: Chain, name: str) -> Non
     assert told["settings"]["keep_macs"] == (0.5 if name == "pruned" else 1.0)
     events = [json.loads(line) for line in (chain[name] / "result" / "history.jsonl").read_text().splitlines()]
     assert told["seconds"] == pytest.approx(sum(event["seconds"] for event in events))
-    assert told["before"]["metrics"] == events[0]["metrics"]
 
 
 @pytest.mark.parametrize("name", ["pruned", "tuned"])
 def test_a_run_starts_with_the_numbers_of_the_one_before(chain: Chain, name: str) -> None:
     source = {"pruned": "baseline", "tuned": "pruned"}[name]
-    before = summary(chain[name])["before"]["metrics"]
-    assert before == pytest.approx(summary(chain[source])["after"]["metrics"], rel=1e-6)
+    first = json.loads((chain[name] / "result" / "history.jsonl").read_text().splitlines()[0])
+    assert first["metrics"] == pytest.approx(summary(chain[source])["after"]["metrics"], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["pruned", "tuned", "scratch"])
+def test_what_was_before_is_the_whole_network(chain: Chain, name: str) -> None:
+    """Its accuracy too, and not that of the pruned network which was fine-tuned."""
+    baseline, told = summary(chain["baseline"])["after"], summary(chain[name])["before"]
+    assert told["metrics"] == pytest.approx(baseline["metrics"], rel=1e-6)
+    assert (told["macs"], told["params"]) == (baseline["macs"], baseline["params"])
+
+
+def test_accuracy_that_nobody_knows_is_not_told(chain: Chain, tmp_path: Path) -> None:
+    shutil.copytree(chain["pruned"] / "result", tmp_path / "copy")
+    result = do(replace(chain.order, weights=str(tmp_path / "copy")), TUNING.but(distill=0.0), tmp_path / "run")
+    assert summary(tmp_path / "run")["before"]["metrics"] == {}
+    assert f"accuracy     {'-':>14} -> " in str(result)
+    assert "| accuracy | - | " in (tmp_path / "run" / "result" / "card.md").read_text()
+
+
+def test_a_done_run_without_checkpoints_is_not_done_again(chain: Chain, tmp_path: Path) -> None:
+    shutil.copytree(chain["pruned"], tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    order, settings, _ = reopen(tmp_path / "run")
+    with pytest.raises(InvalidSetting, match="is done, and its checkpoints are gone: its result is in"):
+        do(order, settings, tmp_path / "run")
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+def test_a_damaged_original_is_named(chain: Chain, damage: str, tmp_path: Path) -> None:
+    shutil.copytree(chain["pruned"], tmp_path / "run")
+    file = tmp_path / "run" / "original.safetensors"
+    data = file.read_bytes()
+    file.unlink()
+    if damage == "truncated":
+        file.write_bytes(data[: len(data) // 2])
+    order, settings, _ = reopen(tmp_path / "run")
+    with pytest.raises(DamagedRun, match=r"cannot read .*original\.safetensors"):
+        do(order, settings, tmp_path / "run")
+
+
+def test_a_run_that_cannot_go_further_leaves_nothing_in_the_way(chain: Chain, tmp_path: Path) -> None:
+    order, settings, _ = reopen(chain["pruned"])
+    watcher = work.Watcher()
+    with pytest.raises(UnreachableBudget):
+        work.perform(order, settings.but(keep_macs=1e-6), Engine(), tmp_path, CPU, watcher, chain["pruned"])
+    with pytest.raises(InvalidSetting, match="is not a run"):
+        reopen(tmp_path)
+    work.perform(order, settings.but(keep_macs=0.2), Engine(), tmp_path, CPU, watcher, chain["pruned"])
+    assert summary(tmp_path)["after"]["macs"] <= 0.2 * summary(tmp_path)["before"]["macs"]
+
+
+def test_a_run_that_was_stopped_at_its_baseline_goes_on_with_the_same_command(chain: Chain, tmp_path: Path) -> None:
+    shutil.copytree(chain["baseline"], tmp_path / "baseline")
+    with pytest.raises(InvalidSetting, match="was still at its baseline: give the same command as before"):
+        reopen(tmp_path)
+
+
+@pytest.mark.parametrize("given", [{"data": "somewhere"}, {"batch_size": 3}, {"hold_out": 5}])
+def test_ones_own_job_takes_no_other_data(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSetting, match=f"own_networks:job brings its own data: {next(iter(given))} would have"):
+        Order(recipe="own_networks:job", **given)
 
 
 def test_each_run_starts_from_the_result_of_another(chain: Chain) -> None:

@@ -1,5 +1,6 @@
 """The commands, and what becomes of a mistake."""
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -57,6 +58,8 @@ def _commands() -> dict[str, Any]:
 def _parse(arguments: Sequence[str] | None) -> Any:
     import tyro
 
+    if os.environ.get("NO_COLOR"):
+        getattr(tyro, "_experimental_options", {})["ansi_codes"] = False
     arguments = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
     commands = _commands()
     options: Any = {
@@ -69,12 +72,13 @@ def _parse(arguments: Sequence[str] | None) -> Any:
         ),
     }
     if arguments[0].startswith("-"):
-        listed: Any = tuple(
+        each = [
             Annotated[kind, tyro.conf.subcommand(name, description=_first_sentence(kind))]
             for name, kind in commands.items()
-        )
+        ]
+        any_of_them: Any = Union[tuple(each)]  # noqa: UP007  # pyright: ignore
         about = "Prune the channels of convolutional networks, exactly. `secateur COMMAND --help` has examples."
-        return tyro.cli(Union[listed], prog="secateur", description=about, args=arguments, **options)  # noqa: UP007
+        return tyro.cli(any_of_them, prog="secateur", description=about, args=arguments, **options)
     name, *arguments = arguments
     if name not in commands:
         raise unknown_name("command", name, list(commands))
@@ -120,7 +124,7 @@ def _run(command: Any) -> None:
     except KeyboardInterrupt:
         print("secateur: interrupted", file=sys.stderr)
         sys.exit(130)
-    except SecateurError as error:
+    except (SecateurError, OSError) as error:
         if command.debug:
             raise
         sys.exit(_complain(error))
@@ -132,6 +136,6 @@ def _end_quietly() -> None:
     sys.exit(141)
 
 
-def _complain(error: SecateurError) -> int:
+def _complain(error: SecateurError | OSError) -> int:
     print(f"secateur: {error}", file=sys.stderr)
     return 2

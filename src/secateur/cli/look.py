@@ -8,7 +8,7 @@ from pathlib import Path
 
 from secateur.cli.display import waiting
 from secateur.cli.runs import Source, find_device
-from secateur.errors import InvalidSetting
+from secateur.errors import InvalidSetting, InvalidTask
 from secateur.recipes.recipe import Recipe
 from secateur.ticktock.schedule import TickTock
 
@@ -114,6 +114,8 @@ class Evaluate:
         with waiting(f"testing {self.recipe}"):
             job = open_network(self.source.order(self.recipe, self.weights), find_device(self.device))
             metrics = job.task.metrics(job.model)
+        if not metrics:
+            raise InvalidTask(f"{self.recipe} has nothing to test with: give its task test data, or evaluate")
         if self.json:
             return json.dumps(metrics)
         return "\n".join(f"{name:<16} {value:.4f}" for name, value in metrics.items())

@@ -101,6 +101,9 @@ class Further:
     keep_filters: float | None = None
     """The same for filters."""
 
+    keep_latency: float | None = None
+    """The same for the time that the layers take, by the table that the run has measured."""
+
     device: str = "auto"
     """Where to train: cpu, cuda, cuda:1; auto takes CUDA if there is."""
 
@@ -114,9 +117,9 @@ class Further:
         from secateur.recipes.work import reopen
 
         order, settings, engine = reopen(self.folder)
-        smaller = dict.fromkeys(BUDGETS) | {name: getattr(self, name) for name in BUDGETS if hasattr(self, name)}
+        smaller = settings.but(rank=settings.ranking, **{name: getattr(self, name) for name in BUDGETS})
         self.output.must_be_new()
-        return start(order, settings.but(**smaller), engine, self.device, self.output, self.folder)
+        return start(order, smaller, engine, self.device, self.output, self.folder)
 
 
 @dataclass(frozen=True, kw_only=True)

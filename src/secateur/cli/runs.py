@@ -43,7 +43,7 @@ class Source:
         from secateur.recipes.jobs import Order
 
         given = {
-            "data": str(self.data) if self.data is not None else None,
+            "data": str(self.data.absolute()) if self.data is not None else None,
             "batch_size": self.batch_size,
             "width": self.width,
             "hold_out": self.hold_out,
@@ -144,9 +144,12 @@ def find_device(name: str) -> torch.device:
     import torch
 
     try:
-        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-    except RuntimeError as error:
-        raise InvalidSetting(f"there is no device {name!r}: use cpu, cuda or cuda:1") from error
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
+        reason = (str(error).splitlines() or [""])[0]
+        raise InvalidSetting(f"there is no device {name!r} here ({reason}): use cpu, cuda or cuda:1") from error
+    return device
 
 
 @contextmanager

@@ -79,6 +79,10 @@ class Order:
             raise UnknownName(f"{self.recipe} is an experiment of several runs: secateur reproduce {self.recipe}")
         if not self.is_own:
             find_recipe(self.recipe)
+            return
+        unused = [name for name in ("data", "batch_size", "hold_out") if getattr(self, name)]
+        if unused:
+            raise InvalidSetting(f"{self.recipe} brings its own data: {' and '.join(unused)} would have no effect")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
@@ -73,32 +74,36 @@ def perform(
     further: begin where this run's pruning has ended.
     """
     world = World.current()
-    if further is not None and world.leads and not (out / "config.json").is_file():
-        _go_further(further, out, settings)
-    world.wait()
+    begun = (out / "config.json").is_file()
     order = _with_baseline(order, settings, engine, out, device, watcher)
-    if (out / "config.json").is_file():
+    if begun:
         _check_same(order, out)
     watcher.say(f"building {order.recipe}")
     job = build(order, settings.seed, device)
-    whole, teacher, plan = _prepare(job, order, settings, out)
+    if further is not None and not begun:
+        _copy_files(further, out)
+    else:
+        _keep_files(job, order, settings, out)
+    whole, teacher, plan = _prepare(job, settings, out)
     graph = analyze(job.model, job.example)
     about = {"order": order.to_dict(), "network": job.network, "input": shape_of(job.example)}
-    table = _latency_table(job, settings, engine, out, watcher.say) if settings.keep_latency is not None else None
+    timed = settings.keep_latency is not None or settings.ranking == "score_per_microsecond"
+    table = _latency_table(job, settings, engine, out, watcher.say) if timed else None
     if table is not None:
         about["latency_table"] = table.where
-    run = Run(
-        settings,
-        job.model,
-        graph,
-        job.task,
-        engine=engine,
-        folder=out,
-        about=about,
-        say=watcher.say,
-        teacher=teacher,
-        latency=table,
-    )
+    with _going_further(further if not begun else None, out, settings):
+        run = Run(
+            settings,
+            job.model,
+            graph,
+            job.task,
+            engine=engine,
+            folder=out,
+            about=about,
+            say=watcher.say,
+            teacher=teacher,
+            latency=table,
+        )
     run.watch = watcher.step
     result = None
     with watcher.guard(run):
@@ -107,10 +112,11 @@ def perform(
             if isinstance(event, Finished):
                 result = event.result
     assert result is not None
-    if plan is not None:
-        # What was kept, in terms of the network that was cut first.
-        result = replace(result, plan=plan)
     if world.leads:
+        if plan is not None:
+            # What was kept, in terms of the network that was cut first, and what that was worth.
+            known = (out / TEACHER).is_file() and job.task.evaluate is not None
+            result = replace(result, plan=plan, original=job.task.metrics(whole) if known else {})
         seconds = latency({"before": whole, "after": result.model}, job.example)
         about["latency"] = {**seconds, "batch": 1, "device": device_name(device)}
         save(result, out / "result", **about)
@@ -122,16 +128,37 @@ def perform(
     return result
 
 
-def _go_further(source: Path, out: Path, settings: TickTock) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    for name in (ORIGINAL, SHAPE, TEACHER, TABLE):
-        if (source / name).is_file():
-            shutil.copyfile(source / name, out / name)
-    prune_further(source, out, settings)
+def _copy_files(source: Path, out: Path) -> None:
+    """What the run beside took from other files."""
+    world = World.current()
+    if world.leads:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in (ORIGINAL, SHAPE, TEACHER, TABLE):
+            if (source / name).is_file():
+                shutil.copyfile(source / name, out / name)
+    world.wait()
+
+
+@contextmanager
+def _going_further(source: Path | None, out: Path, settings: TickTock) -> Iterator[None]:
+    """Put the run where another one's pruning has ended; if it cannot begin, nothing is left of that."""
+    world = World.current()
+    if source is not None and world.leads:
+        prune_further(source, out, settings)
+    world.wait()
+    try:
+        yield
+    except BaseException:
+        if source is not None and world.leads:
+            (out / "config.json").unlink(missing_ok=True)
+            shutil.rmtree(out / "checkpoints", ignore_errors=True)
+        raise
 
 
 def _check_same(order: Order, out: Path) -> None:
-    """Raise if the run that was begun in the folder works on something else."""
+    """Raise if the run that was begun in the folder works on something else, or cannot go on."""
+    if (out / "result" / "summary.json").is_file() and not any((out / "checkpoints").glob("[0-9]*")):
+        raise InvalidSetting(f"{out} is done, and its checkpoints are gone: its result is in {out / 'result'}")
     begun, wanted = read_config(out).get("order", {}), order.to_dict()
     other = [name for name in ("recipe", "batch_size", "width", "fresh", "hold_out") if begun.get(name) != wanted[name]]
     if other:
@@ -142,6 +169,10 @@ def _check_same(order: Order, out: Path) -> None:
 
 def reopen(out: Path) -> tuple[Order, TickTock, Engine]:
     """What the run in a folder was asked for."""
+    if not (out / "config.json").exists():
+        if (out / "baseline" / "config.json").exists():
+            raise InvalidSetting(f"{out} was still at its baseline: give the same command as before to go on")
+        raise InvalidSetting(f"{out} is not a run: it has no config.json")
     config = read_config(out)
     if "order" not in config:
         raise InvalidSetting(f"{out} was started from Python: call the same again with folder={out}")
@@ -249,8 +280,8 @@ def _with_baseline(
     return replace(order, weights=str(folder))
 
 
-def _prepare(job: Job, order: Order, settings: TickTock, out: Path) -> tuple[nn.Module, nn.Module | None, Plan | None]:
-    """Make the network what the run starts from; gives the whole network, what it learns from and how it was cut."""
+def _keep_files(job: Job, order: Order, settings: TickTock, out: Path) -> None:
+    """For a run that begins: put into its folder all that it takes from other files."""
     world = World.current()
     if world.leads and not (out / "config.json").is_file():
         # What is there without a run was left by one that could not begin.
@@ -258,20 +289,29 @@ def _prepare(job: Job, order: Order, settings: TickTock, out: Path) -> tuple[nn.
             (out / name).unlink(missing_ok=True)
         _remember(replace(job, model=copy_model(job.model)), order, settings, out)
     world.wait()
-    device = str(device_of(job.model))
-    whole, teacher, plan = job.model, None, None
-    if (out / TEACHER).is_file() and settings.distill:
-        teacher = copy_model(job.model)
-        load_model(teacher, out / TEACHER, device=device)
+
+
+def _prepare(job: Job, settings: TickTock, out: Path) -> tuple[nn.Module, nn.Module | None, Plan | None]:
+    """Make the network what the run starts from; gives the whole network, what it learns from and how it was cut."""
+    whole, plan = job.model, None
     if (out / SHAPE).is_file():
-        whole = teacher or copy_model(job.model)
+        whole = copy_model(job.model)
+        if (out / TEACHER).is_file():
+            _fill_(whole, out / TEACHER)
         plan = cut_(job, (out / SHAPE).read_text())
-    load_model(job.model, out / ORIGINAL, device=device)
-    return whole, teacher, plan
+    _fill_(job.model, out / ORIGINAL)
+    return whole, whole if settings.distill and plan is not None else None, plan
+
+
+def _fill_(model: nn.Module, path: Path) -> None:
+    try:
+        load_model(model, path, device=str(device_of(model)))
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DamagedRun(f"cannot read {path}: {reason}; restore it, or start a new run elsewhere") from error
 
 
 def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
-    """Put into the run's folder all that it takes from other files."""
     start = find_start(order.weights) if order.weights is not None else None
     if start is not None and start.plan is not None:
         if settings.keep_macs != 1:

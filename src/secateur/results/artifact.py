@@ -42,9 +42,13 @@ def card(result: Result, about: dict[str, Any]) -> str:
     """What the network was, what it is, and how to load it."""
     settings = json.dumps(result.settings.to_dict(), indent=2, default=list)
     network = about.get("network")
-    known = network is not None and is_known(network["name"])
-    how = "secateur.load(folder)" if known else "secateur.load(folder, build=build)  # build() makes the whole network"
+    is_ours = network is not None and is_known(network["name"])
+    how = (
+        "secateur.load(folder)" if is_ours else "secateur.load(folder, build=build)  # build() makes the whole network"
+    )
     whose = f", {network['name']}" if network is not None else ""
+    known = {name: f"{value:.4g}" for name, value in result.metrics_before.items()}
+    metrics = "".join(f"| {name} | {known.get(name, '-')} | {v:.4g} | |\n" for name, v in result.metrics.items())
     taken = about.get("latency")
     latency = ""
     if taken is not None:
@@ -57,7 +61,7 @@ def card(result: Result, about: dict[str, Any]) -> str:
 |---|---|---|---|
 | MACs | {result.before.macs:,} | {result.after.macs:,} | {result.after.macs / result.before.macs:.1%} |
 | parameters | {result.before.params:,} | {result.after.params:,} | {result.after.params / result.before.params:.1%} |
-{"".join(f"| {n} | {a:.4g} | {result.metrics[n]:.4g} | |{chr(10)}" for n, a in result.metrics_before.items())}{latency}
+{metrics}{latency}
 MACs are multiply-adds of convolutions and linear layers for an input of {result.plan.graph.input}.
 
 To load it, with `folder` for where this card is:

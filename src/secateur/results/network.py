@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.errors import DamagedResult, InvalidExample, InvalidModel
-from secateur.models.lookup import example_for, find_callable, find_model
+from secateur.models.lookup import build_named, example_for, find_callable
 from secateur.models.weights import load_weights_
 from secateur.results.load import load
 from secateur.results.structure import read_json
@@ -24,18 +24,25 @@ def open_network(name: str, build: str | None = None, shape: tuple[int, ...] | N
     """
     path = Path(name)
     network, equals, weights = name.partition("=")
+    own: Any = None
     if path.is_dir():
         model = load(path, build=_builder(build) if build is not None else None)
         shape = shape or _input_of(path)
+    elif not equals and (name.startswith(".") or "/" in name):
+        raise InvalidModel(f"there is no run, and no result, at {name}")
     else:
-        model = find_model(network)
+        made: Any = build_named(network)
+        own = getattr(made, "example", None) if not isinstance(made, nn.Module) else None
+        model = made if own is None else made.model
+        if not isinstance(model, nn.Module):
+            raise InvalidModel(f"{name} must return a torch.nn.Module or a secateur.Job, got {type(made).__name__}")
         if equals:
             load_weights_(model, weights)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        example = example_for(model, shape)
+        example = own if own is not None and shape is None else example_for(model, shape)
     if not isinstance(example, Tensor):
-        raise InvalidExample(f"{name} does not take one tensor of images")
+        raise InvalidExample(f"{name} does not take one tensor of images, and others can be neither timed nor exported")
     return model.eval(), example
 
 
@@ -57,7 +64,10 @@ def _input_of(folder: Path) -> tuple[int, ...] | None:
     """The shape of the example that the run was done with."""
     for path in (folder / "result" / "summary.json", folder / "summary.json"):
         if path.is_file():
-            shape = read_json(path).get("input")
+            summary = read_json(path)
+            shape = summary.get("input")
+            if shape is None and "input" in summary:
+                raise InvalidExample(f"{folder} takes several tensors: such networks can be neither timed nor exported")
             if shape is None:
                 return None
             if not isinstance(shape, list) or not all(type(size) is int and 0 < size < 2**16 for size in shape):

@@ -115,6 +115,8 @@ class Result:
     history: tuple[Event, ...]
     final: dict[str, float] = field(default_factory=dict)
     """The metrics at the end, in single precision."""
+    original: dict[str, float] | None = None
+    """The metrics of the original network, where the run began with one that was cut already."""
 
     @property
     def before(self) -> Cost:
@@ -126,6 +128,9 @@ class Result:
 
     @property
     def metrics_before(self) -> dict[str, float]:
+        """Of the original network."""
+        if self.original is not None:
+            return self.original
         return self.history[0].metrics if self.history else {}
 
     @property
@@ -136,7 +141,9 @@ class Result:
     def __str__(self) -> str:
         rows = [("MACs", self.before.macs, self.after.macs), ("parameters", self.before.params, self.after.params)]
         lines = [f"{name:<12} {a:>14,} -> {b:>14,}  ({b / max(1, a):.1%})" for name, a, b in rows]
-        lines += [f"{name:<12} {a:>14.4g} -> {self.metrics[name]:>14.4g}" for name, a in self.metrics_before.items()]
+        for name, value in self.metrics.items():
+            a = f"{self.metrics_before[name]:.4g}" if name in self.metrics_before else "-"
+            lines.append(f"{name:<12} {a:>14} -> {value:>14.4g}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:

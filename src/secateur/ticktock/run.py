@@ -17,7 +17,7 @@ from secateur.errors import Diverged, Interrupted, NonFiniteLoss
 from secateur.pruning.folded import Folded
 from secateur.pruning.latency import LatencyTable
 from secateur.pruning.pruner import Pruner, make_budget
-from secateur.pruning.select import Limits, check_reachable
+from secateur.pruning.select import check_reachable
 from secateur.ticktock.events import Event, FineTune, Finished, Result, Start, Tick, Tock
 from secateur.ticktock.record import Cursor, Record
 from secateur.ticktock.schedule import BUDGETS, TickTock
@@ -65,8 +65,6 @@ class Run:
         )
         assert budget is not None
         self.budget = budget
-        limits = Limits(settings.min_channels, settings.min_ratio, settings.multiple_of, settings.at_least)
-        check_reachable(graph, budget, limits.floors(graph))
         self.num_batches = count(task.train)
         self.model = copy_model(model)
         if self.engine.channels_last:
@@ -88,6 +86,7 @@ class Run:
             at_least=settings.at_least,
             filter_scale=settings.filter_scale,
         )
+        check_reachable(graph, budget, self.pruner.floors)
         self.pruner.agree = self.world.average
         self.gates = self.pruner.gates
         self.partial = bool(graph.notes) or any("never used" in frozen.reason for frozen in graph.frozen)
