@@ -1,6 +1,7 @@
 """What can go wrong, each with its remedy."""
 
 import shlex
+from typing import Any
 
 
 class SecateurError(Exception):
@@ -50,7 +51,7 @@ class NonFiniteLoss(SecateurError):
 class Diverged(SecateurError):
     """Training has gone wrong; `result` holds the network as it last was well."""
 
-    def __init__(self, message: str, result: object) -> None:
+    def __init__(self, message: str, result: Any) -> None:
         super().__init__(message)
         self.result = result
 

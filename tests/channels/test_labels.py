@@ -65,6 +65,19 @@ def test_values_that_leave_for_python_keep_their_channels() -> None:
     assert {f.name: f.reason for f in graph.frozen}["first"] == "is read by Python code"
 
 
+def test_what_is_not_counted_is_said() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.memory, self.head = nn.Conv1d(3, 8, 3), nn.LSTM(8, 4, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.memory(self.body(x).relu().transpose(1, 2))[0].mean(1))
+
+    graph = secateur.analyze(Recurrent(), torch.randn(1, 3, 12))
+    assert "the MACs of recurrent layers are not counted: memory" in graph.notes
+
+
 def test_a_branch_taken_by_value_is_the_one_that_is_analysed() -> None:
     class Branch(nn.Module):
         def __init__(self) -> None:

@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 
 from secateur import cli
 
@@ -144,6 +145,37 @@ def test_a_wrong_setting_ends_with_status_2_and_says_what_is_wrong(capsys: pytes
     status, out, err = call(capsys, "prune", "digits", "--keep-macs", "1.5")
     assert (status, out) == (2, "")
     assert "keep_macs is the share that is left" in " ".join(err.split())
+
+
+def test_a_run_that_diverges_leaves_the_network_as_it_last_was(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = [*SHORT, "--tock-lr", "1e30", "1e30", "--out", str(tmp_path / "run"), "--quiet"]
+    status, _, err = call(capsys, "prune", *arguments)
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.endswith(f"it is saved in {tmp_path / 'run' / 'diverged'}\n")
+    status, text, err = call(capsys, "bench", str(tmp_path / "run/diverged"), "--build", "tiny_job:build", "--json")
+    assert status == 0, err
+    assert json.loads(text)["networks"][0]["params"] > 0
+
+
+def test_what_the_system_refuses_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    status, _, err = call(capsys, "prune", *SHORT, "--out", str(tmp_path / "file"))
+    assert (status, err.splitlines()[-1].startswith("secateur: [Errno ")) == (2, True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
+def test_cuda_where_there_is_none_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    status, _, err = call(capsys, "prune", *SHORT[:-1], "cuda", "--out", str(tmp_path / "run"))
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.startswith("secateur: there is no device 'cuda' here (")
+
+
+def test_the_network_of_a_job_is_timed_with_its_own_example(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text, err = call(capsys, "bench", "tiny_job:build", "--repetitions", "2", "--json")
+    assert status == 0, err
+    assert json.loads(text)["networks"][0]["macs"] == 8 * 2 * 9 * 36 + 6 * 8 * 9 * 16 + 96 * 2
 
 
 def test_a_device_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

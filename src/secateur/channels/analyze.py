@@ -78,6 +78,9 @@ def analyze(
         silent = sorted({owner(leaf.name) for leaf in watch.leaves.values()} - heard)
         text = "the code looks at values: what it does for others than those of this example was not seen"
         notes.append(f"{text}; never run: {', '.join(silent)}" if silent else text)
+    uncounted = [name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)]
+    if uncounted:
+        notes.append(f"the MACs of recurrent layers are not counted: {', '.join(uncounted)}")
     graph = build_graph(watch, str(call), tuple(notes))
     if not probe:
         return graph

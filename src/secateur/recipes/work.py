@@ -19,7 +19,7 @@ from secateur.channels.analyze import analyze
 from secateur.channels.example import map_tensors
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import copy_model, shrink_
-from secateur.errors import DamagedRun, Interrupted, InvalidSetting, MissingExtra
+from secateur.errors import DamagedRun, Diverged, Interrupted, InvalidSetting, MissingExtra
 from secateur.models.weights import load_weights_
 from secateur.pruning.latency import LatencyTable, measure_latency
 from secateur.recipes.controls import initialize_
@@ -106,11 +106,16 @@ def perform(
         )
     run.watch = watcher.step
     result = None
-    with watcher.guard(run):
-        for event in run.events():
-            watcher.event(event)
-            if isinstance(event, Finished):
-                result = event.result
+    try:
+        with watcher.guard(run):
+            for event in run.events():
+                watcher.event(event)
+                if isinstance(event, Finished):
+                    result = event.result
+    except Diverged as error:
+        if world.leads:
+            save(error.result, out / "diverged", **about)
+        raise Diverged(f"{error}; it is saved in {out / 'diverged'}", error.result) from None
     assert result is not None
     if world.leads:
         if plan is not None:
