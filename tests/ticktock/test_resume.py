@@ -33,7 +33,7 @@ from small import batches, prepared, quick
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from secateur import Event, Finished, InvalidSetting, Task, TickTock
+from secateur import DamagedRun, Event, Finished, InvalidSetting, Task, TickTock
 from secateur.ticktock import record
 from secateur.ticktock.run import Run
 from secateur.training.engine import Engine
@@ -289,6 +289,27 @@ def test_a_source_that_is_neither_loader_nor_list(tmp_path: Path) -> None:
 
 def test_a_part_of_such_a_source(tmp_path: Path) -> None:
     check_all_moments(quick(**RICH), tmp_path, replace(prepared()[2], train=Noisy()))
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """It knows nothing of settings that have come since."""
+    net, graph, task = prepared()
+    expected = quick()(net, graph, task, folder=tmp_path / "whole")
+    steps = quick().steps(net, graph, task, folder=tmp_path / "run")
+    for _ in range(3):
+        next(steps)
+    steps.close()
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    for name in ("rank_power", "decay_norms", "keep_latency", "latency_batch"):
+        del config["settings"][name]
+    path.write_text(json.dumps(config))
+    result = quick()(net, graph, task, folder=tmp_path / "run")
+    assert result.metrics == expected.metrics
+    config["settings"]["of_the_future"] = 1
+    path.write_text(json.dumps(config))
+    with pytest.raises(DamagedRun, match=r"is not of this version: .*of_the_future"):
+        quick()(net, graph, task, folder=tmp_path / "run")
 
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:

@@ -77,6 +77,11 @@ class Record:
         for name in ("accumulate", "clip_norm", "precision"):
             if config["engine"].get(name) != engine[name]:
                 raise InvalidSetting(f"{self.path} holds a run with another {name}: go on as it was")
+        try:
+            # Settings that did not exist when the run began have their defaults, which change nothing.
+            config["settings"] = type(self.run.settings).from_dict(config["settings"]).to_dict()
+        except (TypeError, ValueError, AttributeError) as error:
+            raise DamagedRun(f"{self.path / 'config.json'} is not of this version: {error}") from error
         for name, value in mine.items():
             if config.get(name) != value:
                 other = [key for key in value if config[name].get(key) != value[key]] if name == "settings" else []
