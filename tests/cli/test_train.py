@@ -170,6 +170,14 @@ def test_flags_of_finetune(secateur: Call, ordered: list) -> None:
     )
 
 
+def test_all_that_shapes_training_can_be_said_of_finetune(secateur: Call, ordered: list) -> None:
+    flags = "--nesterov --no-decay-norms --distill 0.5 --distill-temperature 2 --evaluate end"
+    assert secateur("finetune", "resnet56-cifar10", "runs/pruned", *flags.split())[0] == 0
+    ((_, settings, _, _),) = ordered
+    assert (settings.nesterov, settings.decay_norms, settings.evaluate) == (True, False, "end")
+    assert (settings.distill, settings.distill_temperature) == (0.5, 2.0)
+
+
 @pytest.mark.parametrize("name", ["resnet50-imagenet", "fcn32s-voc", "vgg16m-cifar100-ours"])
 def test_finetune_is_the_recipes_own_fine_tuning(secateur: Call, ordered: list, name: str) -> None:
     assert secateur("finetune", name, "runs/pruned")[0] == 0

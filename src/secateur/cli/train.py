@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from secateur.cli.runs import Hardware, Output, Source, start
 from secateur.recipes.recipe import Recipe, Training, scaled
@@ -150,14 +150,26 @@ class Tuning:
     momentum: float = 0.9
     """Momentum, for optimizers that have it."""
 
+    nesterov: bool = False
+    """Nesterov's form of it."""
+
     weight_decay: float = 1e-4
     """Weight decay."""
+
+    decay_norms: bool = True
+    """Whether it acts on batch norms and biases too, or on filters alone."""
 
     distill: float = 0.0
     """Share of the loss that is distance from the unpruned network's output."""
 
+    distill_temperature: float = 4.0
+    """How much both outputs are softened for that."""
+
     ema: float = 0.0
     """Decay of a moving average of the weights, which is then the result; 0: none."""
+
+    evaluate: Literal["always", "phases", "end"] = "always"
+    """When the metrics are computed: after every epoch, or at the end only."""
 
     seed: int = 0
     """Seed of everything random."""
