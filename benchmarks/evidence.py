@@ -15,6 +15,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from secateur.errors import InvalidSetting
+from secateur.recipes.reports import main_of
 from secateur.results.structure import Layer, Structure, read_json, read_lines
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -32,8 +33,7 @@ class Evidence:
     @property
     def metrics(self) -> tuple[float, float]:
         """The main number before and after."""
-        before, after = (next(iter(self.data[when]["metrics"].values())) for when in ("before", "after"))
-        return before, after
+        return main_of(self.data["before"]["metrics"]), main_of(self.data["after"]["metrics"])
 
     def left(self, what: str) -> float:
         """The share of MACs or parameters that is left."""
@@ -46,7 +46,7 @@ class Evidence:
     def unrefined(self) -> float | None:
         """The main number when pruning had ended, before fine-tuning."""
         pruning = [e for e in self.data["trajectory"] if e["event"] in ("Start", "Tick", "Tock") and e["metrics"]]
-        return next(iter(pruning[-1]["metrics"].values())) if pruning else None
+        return main_of(pruning[-1]["metrics"]) if pruning else None
 
     @property
     def structure(self) -> Structure:

@@ -12,7 +12,7 @@ from typing import Any
 
 from evidence import RESULTS, Evidence, read_all, spread
 
-from secateur.recipes.reports import PAPER
+from secateur.recipes.reports import PAPER, curve
 from secateur.results.figures import draw_curves, draw_structures
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -114,11 +114,7 @@ def gfir(sets: Sets) -> str:
     used = [runs[name][0] for name in names if name in runs]
     if not used:
         return ""
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for run in used:
-        events = [event for event in run.data["trajectory"] if event["metrics"]]
-        whole = events[0]["filters"]
-        curves[run.name] = [(100 * (1 - e["filters"] / whole), next(iter(e["metrics"].values()))) for e in events]
+    curves = {run.name: curve(run.data["trajectory"]) for run in used}
     draw_curves(curves, DOCS / "images" / "gfir.svg", "% of the filters removed", "accuracy before fine-tuning (%)")
     text = (
         "VGG-16-M on CIFAR-100 stands in for the paper's CUB-200. taylor is the paper's GBN; -sparse has the L1 term."

@@ -1,16 +1,10 @@
 """`secateur analyze`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from secateur.cli.display import waiting
-from secateur.errors import InvalidExample, InvalidModel
-
-if TYPE_CHECKING:
-    from torch import nn
+from secateur.errors import InvalidExample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,28 +44,15 @@ class Analyze:
         import torch
 
         from secateur.channels.analyze import analyze
+        from secateur.models.lookup import example_for, find_subject
 
         shape = parse_shape(self.input) if self.input else None
         torch.manual_seed(0)
         with waiting(f"analysing {self.name}") as say:
-            model, example = find_subject(self.name, shape)
+            model, own = find_subject(self.name)
+            example = own if own is not None and shape is None else example_for(model, shape)
             graph = analyze(model, example, ignore=self.ignore, inexact=self.inexact, probe=self.probe, progress=say)
         return json.dumps(graph.to_dict()) if self.json else str(graph)
-
-
-def find_subject(name: str, shape: tuple[int, ...] | None) -> tuple[nn.Module, Any]:
-    """The network and an example of its input; a job of the user's own has both."""
-    import torch
-
-    from secateur.models.lookup import build_named, example_for
-    from secateur.recipes.jobs import Job
-
-    made = build_named(name)
-    if isinstance(made, Job):
-        return made.model, made.example if shape is None else example_for(made.model, shape)
-    if not isinstance(made, torch.nn.Module):
-        raise InvalidModel(f"{name} must return a torch.nn.Module or a secateur.Job, got {type(made).__name__}")
-    return made, example_for(made, shape)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

@@ -54,6 +54,16 @@ def build_named(name: str, **kwargs: Any) -> Any:
         raise InvalidModel(f"building {name} raised {type(error).__name__}: {error}") from error
 
 
+def find_subject(name: str) -> tuple[nn.Module, Any]:
+    """The network of that name; of a callable that returns a job, the job's network and its example, else None."""
+    made = build_named(name)
+    if isinstance(made, nn.Module):
+        return made, None
+    if not isinstance(getattr(made, "model", None), nn.Module):
+        raise InvalidModel(f"{name} must return a torch.nn.Module or a secateur.Job, got {type(made).__name__}")
+    return made.model, made.example
+
+
 def is_known(name: str) -> bool:
     """Whether the name is of a network that comes with Secateur, torchvision or timm, and not of anybody's code."""
     return name in BUILT_IN or name.startswith(("torchvision:", "timm:"))

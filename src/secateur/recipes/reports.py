@@ -108,13 +108,17 @@ def rankings(done: Done) -> str:
     """Figure GFIR: accuracy before fine-tuning against filters removed."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for name in done.pruned():
-        events = read_lines(done.folders[name] / "result" / "history.jsonl")
-        whole = events[0]["filters"]
-        curves[name] = [(100 * (1 - e["filters"] / whole), main_of(e["metrics"])) for e in events if e["metrics"]]
+        curves[name] = curve(read_lines(done.folders[name] / "result" / "history.jsonl"))
     draw_curves(curves, done.figure, "% of the filters removed", "accuracy before fine-tuning (%)")
     shares = (20, 40, 60, 80)
     rows = [[name, *(f"{at(points, share):.2f}" for share in shares)] for name, points in curves.items()]
     return page(done, ["score", *(f"{share}% removed" for share in shares)], rows, drawn=True)
+
+
+def curve(events: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Percent of the filters removed, and the number that matters most, wherever it was computed."""
+    whole = events[0]["filters"]
+    return [(100 * (1 - e["filters"] / whole), main_of(e["metrics"])) for e in events if e["metrics"]]
 
 
 def architectures(done: Done) -> str:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,8 @@ def perform(
         _check_same(order, out)
     watcher.say(f"building {order.recipe}")
     job = build(order, settings.seed, device)
-    if further is not None and not begun:
-        _copy_files(further, out)
-    else:
-        _keep_files(job, order, settings, out)
+    if not begun:
+        _keep_files(job, order, settings, out, further)
     whole, teacher, plan = _prepare(job, settings, out)
     graph = analyze(job.model, job.example)
     about = {"order": order.to_dict(), "network": job.network, "input": shape_of(job.example)}
@@ -131,17 +130,6 @@ def perform(
             except MissingExtra as error:
                 watcher.say(f"no pictures are drawn: {error}")
     return result
-
-
-def _copy_files(source: Path, out: Path) -> None:
-    """What the run beside took from other files."""
-    world = World.current()
-    if world.leads:
-        out.mkdir(parents=True, exist_ok=True)
-        for name in (ORIGINAL, SHAPE, TEACHER, TABLE):
-            if (source / name).is_file():
-                shutil.copyfile(source / name, out / name)
-    world.wait()
 
 
 @contextmanager
@@ -285,14 +273,17 @@ def _with_baseline(
     return replace(order, weights=str(folder))
 
 
-def _keep_files(job: Job, order: Order, settings: TickTock, out: Path) -> None:
-    """For a run that begins: put into its folder all that it takes from other files."""
+def _keep_files(job: Job, order: Order, settings: TickTock, out: Path, further: Path | None) -> None:
+    """For a run that begins: put into its folder all that it takes from other files, or what the run before it took."""
     world = World.current()
-    if world.leads and not (out / "config.json").is_file():
-        # What is there without a run was left by one that could not begin.
+    if world.leads:
         for name in (ORIGINAL, SHAPE, TEACHER, TABLE):
+            # What is there without a run was left by one that could not begin.
             (out / name).unlink(missing_ok=True)
-        _remember(replace(job, model=copy_model(job.model)), order, settings, out)
+            if further is not None and (further / name).is_file():
+                write(out / name, partial(shutil.copyfile, further / name))
+        if further is None:
+            _remember(replace(job, model=copy_model(job.model)), order, settings, out)
     world.wait()
 
 
@@ -317,6 +308,7 @@ def _fill_(model: nn.Module, path: Path) -> None:
 
 
 def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
+    """Write down the network that the run starts from, and how it was cut before and what it was then, if so."""
     start = find_start(order.weights) if order.weights is not None else None
     if start is not None and start.plan is not None:
         if settings.keep_macs != 1:
@@ -329,7 +321,6 @@ def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
                 f"distill needs the unpruned network, and {order.weights} is a result without its run: name the run"
             )
         text = start.plan
-        out.mkdir(parents=True, exist_ok=True)
         write(out / SHAPE, lambda target: target.write_text(text))
         cut_(job, text)
     if order.fresh:
@@ -341,5 +332,4 @@ def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
 
 
 def _save(model: nn.Module, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     write(path, lambda target: save_model(model, str(target)))

@@ -23,7 +23,6 @@ def save(result: Result, path: str | Path, **about: Any) -> Path:
     data for the summary: where the network came from, say.
     """
     folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
     history = "".join(json.dumps(event.to_dict()) + "\n" for event in result.history)
     # Copies, since what shares memory cannot be saved; each tensor is under one name.
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors_of(result.model).items()}

@@ -84,6 +84,5 @@ def figure(path: Path, *, rows: int, width: float, columns: int = 1, height: flo
     yield [ax for row in grid for ax in row]
     # No date, and names of parts that do not change.
     dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:], {})
-    path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"svg.hashsalt": "secateur"}):
         write(path, lambda target: drawing.savefig(target, format=path.suffix[1:], metadata=dated))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.errors import DamagedResult, InvalidExample, InvalidModel
-from secateur.models.lookup import build_named, example_for, find_callable
+from secateur.models.lookup import example_for, find_subject
 from secateur.models.weights import load_weights_
 from secateur.results.load import load
 from secateur.results.structure import read_json
@@ -31,11 +31,7 @@ def open_network(name: str, build: str | None = None, shape: tuple[int, ...] | N
     elif not equals and (name.startswith(".") or "/" in name):
         raise InvalidModel(f"there is no run, and no result, at {name}")
     else:
-        made: Any = build_named(network)
-        own = getattr(made, "example", None) if not isinstance(made, nn.Module) else None
-        model = made if own is None else made.model
-        if not isinstance(model, nn.Module):
-            raise InvalidModel(f"{name} must return a torch.nn.Module or a secateur.Job, got {type(made).__name__}")
+        model, own = find_subject(network)
         if equals:
             load_weights_(model, weights)
     with torch.random.fork_rng(devices=[]):
@@ -48,16 +44,9 @@ def open_network(name: str, build: str | None = None, shape: tuple[int, ...] | N
 
 def _builder(name: str) -> Callable[[], nn.Module]:
     """What makes the network: the callable, or the `model` of the job that it returns."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise InvalidModel(f"build is package.module:callable, got {name!r}")
-    make = find_callable(module, attribute)
-
-    def build() -> nn.Module:
-        made: Any = make()
-        return made if isinstance(made, nn.Module) else made.model
-
-    return build
+    return lambda: find_subject(name)[0]
 
 
 def _input_of(folder: Path) -> tuple[int, ...] | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from secateur.errors import DamagedRun, InvalidSetting
+from secateur.pruning.select import UNITS
 from secateur.ticktock.events import Event, Finished, from_dict
 from secateur.training.checkpoint import REFUSALS, RunFolder, read_checkpoint, read_config
 from secateur.training.loop import Position
@@ -148,9 +149,10 @@ def prune_further(source: str | Path, target: str | Path, settings: TickTock) ->
 def _check_smaller(source: Path, settings: TickTock, lines: bytes) -> None:
     """Raise if the budget leaves nothing to remove."""
     first, *_, last = [json.loads(line) for line in lines.splitlines()]
-    for name, what in (("macs", "MACs"), ("params", "parameters"), ("filters", "filters")):
+    for name in ("macs", "params", "filters"):
         wanted, left = getattr(settings, f"keep_{name}"), last[name] / first[name]
         if wanted is not None and wanted >= left:
+            what = UNITS[name]
             raise InvalidSetting(f"{source} has {left:.1%} of the {what} left already: ask for less, or finetune it")
 
 

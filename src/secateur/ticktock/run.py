@@ -212,10 +212,10 @@ class Run:
             threshold=removal.threshold,
         )
         due = settings.ticks_per_tock and self.cursor.ticks % settings.ticks_per_tock == 0
-        follows = "Tock" if due else "Tick"
-        if self._met() and self.record is not None:
+        follows, met = "Tock" if due else "Tick", self._met()
+        if met and self.record is not None:
             self.record.keep_pruned(follows)
-        self._next("FineTune" if self._met() else follows)
+        self._next("FineTune" if met else follows)
 
     def _tock(self) -> Iterator[Event]:
         settings = self.settings

@@ -42,7 +42,6 @@ def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
     """Write one page about runs, finished or not, or results, side by side; it needs no other file and no network."""
     page = render(read_runs(runs)).encode()
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     write(target, lambda file: file.write_bytes(page))
     return target
 
