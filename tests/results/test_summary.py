@@ -7,26 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from one_result import build
 
 import secateur
 from secateur.results import artifact
 from secateur.results.summary import summarize
-
-
-def build() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 3)
-    )
-
-
-@pytest.fixture(scope="module")
-def result() -> secateur.Result:
-    data = [(torch.randn(8, 1, 8, 8), torch.arange(8) % 3) for _ in range(2)]
-    model = build()
-    settings = secateur.TickTock.one_shot(keep_macs=0.5, finetune_epochs=1, seed=3)
-    return settings(model, secateur.analyze(model, data[0][0][:1]), secateur.classification(data, data))
 
 
 def test_numbers_are_those_of_the_networks(result: secateur.Result) -> None:

@@ -1,0 +1,21 @@
+"""One result for all tests of this folder that do not change it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import secateur
+
+# Let the tests of this folder share their network.
+sys.path.insert(0, str(Path(__file__).parent))
+from one_result import build
+
+
+@pytest.fixture(scope="package")
+def result() -> secateur.Result:
+    model = build()
+    data = [(torch.randn(8, 1, 8, 8), torch.arange(8) % 3) for _ in range(2)]
+    settings = secateur.TickTock.one_shot(keep_macs=0.5, finetune_epochs=1, seed=3)
+    return settings(model, secateur.analyze(model, data[0][0][:1]), secateur.classification(data, data))
