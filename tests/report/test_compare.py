@@ -11,6 +11,8 @@ from looking import open_report
 
 from secateur.results.report.page import render
 from secateur.results.report.read import read_runs
+from secateur.results.report.tables import make_cards
+from secateur.results.report.words import precise
 from secateur.results.structure import read_lines, read_structure
 
 PIXEL = base64.b64decode(
@@ -111,6 +113,20 @@ def test_latency_and_pictures(copied: Path) -> None:
     assert "4.00 ms" in page
     assert f'<img src="data:image/png;base64,{base64.b64encode(PIXEL).decode()}"' in page
     assert 'aria-labelledby="heading-pictures">' in page
+
+
+def test_accuracy_before_that_nobody_knows_is_not_made_up(copied: Path) -> None:
+    """The run began with a pruned network, whose accuracy is not that of the whole one."""
+    path = copied / "result" / "summary.json"
+    summary = json.loads(path.read_text())
+    (before, after) = read_runs([copied])[0].metric("accuracy")
+    assert before == summary["before"]["metrics"]["accuracy"]
+    summary["before"]["metrics"] = {}
+    path.write_text(json.dumps(summary))
+    (run,) = read_runs([copied])
+    assert run.metric("accuracy") == (None, after)
+    (card,) = [card for card in make_cards([run]) if card.title == "Accuracy"]
+    assert [(line.before, line.after) for line in card.lines if line is not None] == [("", precise(after))]
 
 
 def test_runs_are_called_by_what_tells_them_apart(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -74,10 +74,13 @@ class Run:
         return before if before is not None else found[0], after if after is not None else found[-1]
 
     def metric(self, name: str) -> tuple[float | None, float | None]:
-        """Before and after, or what was computed first and last; None if it never was."""
+        """Before and after as the summary has them, or what was computed first and last; None if it never was.
+
+        A summary without the one before is of a run that began with a network which was cut already.
+        """
         found = [value for moment in self.moments if (value := moment.metrics.get(name)) is not None] or [None]
         before, after = (end.metrics.get(name) for end in self.ends)
-        return before if before is not None else found[0], after if after is not None else found[-1]
+        return (before, after) if after is not None else (found[0], found[-1])
 
     @property
     def metrics(self) -> list[str]:

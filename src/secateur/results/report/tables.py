@@ -71,8 +71,10 @@ def _cost(run: Run, key: str) -> Line | None:
 
 def _metric(run: Run, name: str) -> Line | None:
     before, after = run.metric(name)
-    if before is None or after is None:
+    if after is None:
         return None
+    if before is None:
+        return Line(after=precise(after))
     return Line(before=precise(before), after=precise(after), note=f"{after - before:+.3g}")
 
 
