@@ -41,8 +41,10 @@ class GraphedStep:
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 step(self.inputs)
+            counters.learn()
+            with counters.taken_over():
+                step(self.inputs)  # a compiled model is compiled anew without the counters, which a capture forbids
         torch.cuda.current_stream().wait_stream(stream)
-        counters.learn()
         with torch.no_grad():
             for tensor, before in zip(known, saved, strict=True):
                 tensor.copy_(before)
@@ -51,9 +53,13 @@ class GraphedStep:
                 if id(tensor) not in before:
                     tensor.zero_()  # made by the warm-up; optimizers start theirs at zero
         torch.cuda.set_rng_state(random)
-        with counters.taken_over(), torch.cuda.graph(self.graph):
-            step(self.inputs)
-            counters.advance()
+        try:
+            with counters.taken_over(), torch.cuda.graph(self.graph):
+                step(self.inputs)
+                counters.advance()
+        except RuntimeError:
+            _leave_capture()
+            raise
 
     @staticmethod
     def can_hold(batch: Any) -> bool:
@@ -115,6 +121,13 @@ def leaves_of(value: Any) -> list[Any]:
     if isinstance(value, (tuple, list)):
         return [leaf for item in value for leaf in leaves_of(item)]
     return [value]
+
+
+def _leave_capture() -> None:
+    """Torch's random numbers stay in a capture that has failed until another one succeeds."""
+    torch.cuda.synchronize()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device="cuda")
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
