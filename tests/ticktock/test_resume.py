@@ -226,6 +226,32 @@ def test_it_goes_on_whatever_the_settings(settings: dict[str, Any], engine: dict
     check_all_moments(quick(**RICH, **settings), tmp_path, engine=Engine(checkpoint_steps=2, **engine))
 
 
+def on_a(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut as runs there do."""
+    monkeypatch.setattr("secateur.ticktock.run.device_of", lambda model: torch.device(device))
+
+
+def test_as_on_a_gpu_where_widths_are_filled_up_with_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a("cuda", monkeypatch)
+    check_all_moments(quick(**RICH), tmp_path, every=2)
+
+
+def test_begun_on_a_gpu_and_ended_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, given = quick(**RICH, keep_macs=0.45, min_ratio=0.0), prepared()
+    whole = settings(*given)
+    on_a("cuda", monkeypatch)
+    first = Run(settings, *given, folder=tmp_path)
+    leave(first, len(whole.history) - 1, None)
+    assert first.cursor.phase == "FineTune"
+    on_a("cpu", monkeypatch)
+    run = Run(settings, *given, folder=tmp_path)
+    assert run.model.inner.out_channels == 8 > whole.model.inner.out_channels
+    *_, last = run.events()
+    assert isinstance(last, Finished)
+    for (name, a), b in zip(whole.model.state_dict().items(), last.result.model.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=name)
+
+
 @pytest.mark.parametrize("score", ["pcnn", "apoz"])
 def test_scores_that_watch_outputs_go_on_too(score: str, tmp_path: Path) -> None:
     check_all_moments(quick(**RICH, score=score), tmp_path)

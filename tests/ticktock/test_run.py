@@ -186,6 +186,22 @@ def test_aligned_cuts_leave_the_rest_masked_and_change_nothing() -> None:
     assert run.model.inner.out_channels == 7
 
 
+def test_widths_filled_up_with_zeros_are_fine_tuned_to_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for device in ("cpu", "cuda"):
+        # What runs on a GPU do, on the CPU.
+        monkeypatch.setattr("secateur.ticktock.run.device_of", lambda model, device=device: torch.device(device))
+        run = Run(quick(keep_macs=0.45, min_ratio=0.0, momentum=0.9, ema=0.5), *prepared())
+        widths = [run.model.inner.out_channels for event in run.events() if isinstance(event, FineTune)]
+        results.append((widths, run._result()))
+    (narrow, one), (wide, other) = results
+    assert set(narrow) == {one.model.inner.out_channels}
+    assert set(wide) == {8} != set(narrow)
+    assert torch.equal(one.plan.kept, other.plan.kept)
+    for (name, a), b in zip(one.model.state_dict().items(), other.model.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=name)
+
+
 def test_the_same_seed_gives_the_same_result_and_leaves_the_callers_random_numbers_alone() -> None:
     outcomes = []
     for seed in (0, 0, 1):

@@ -339,10 +339,27 @@ class Gates:
             if part is not None
         }
 
+    @property
+    def merged(self) -> bool:
+        """Whether `merge_gates_` has taken them away."""
+        return not isinstance(self.modules[0], Gated)
+
+    @torch.no_grad()
+    def masked_inputs(self) -> Iterator[tuple[Tensor, int, Tensor]]:
+        """Where layers read masked channels, as tensor, axis and indices."""
+        tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        for (name, axis), channels in self.whole.axes.items():
+            if self.whole.roles[name, axis] == Role.CONSUMES:
+                here = channels[is_kept(channels, self.present.kept)]
+                masked = (~is_kept(here, self.kept)).nonzero()[:, 0]
+                if masked.numel():
+                    yield tensors[name], axis, masked.to(tensors[name].device)
+
     def cut_(self, kept: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Cut the tensors, gates and optimizer state to these channels."""
-        plan = Plan(self.graph, kept.clone())
-        shrink_(self.model, plan, optimizer, since=self.present)
+        graph = self.whole if self.merged else self.graph
+        plan = Plan(graph, kept.clone())
+        shrink_(self.model, plan, optimizer, since=Plan(graph, self.present.kept))
         self.present = plan
         self.kept = self.kept & kept
         for name in ("channels", "index", "_penalties"):

@@ -13,7 +13,7 @@ from secateur.channels.analyze import Ignore, analyze
 from secateur.channels.cost import Cost
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.plan import Plan
-from secateur.errors import InvalidOptimizer, InvalidSetting
+from secateur.errors import InvalidModel, InvalidOptimizer, InvalidSetting
 from secateur.pruning.gates import FilterScale, Gates, insert_gates_, merge_gates_
 from secateur.pruning.latency import LatencyTable
 from secateur.pruning.scores import Score, Taylor, make_score
@@ -210,22 +210,43 @@ class Pruner:
         present = self.widened(multiple_of) if multiple_of > 1 else self.kept
         if bool((self.gates.present.kept & ~present).any()):
             self.gates.cut_(present, optimizer)
-            self.score.begin(self.gates)
+            if not self.gates.merged:
+                self.score.begin(self.gates)
 
     def widened(self, multiple: int) -> Tensor:
         """What is kept, and beside it as many masked channels as make every group's width a multiple."""
         present = self.kept.clone()
         for group in self.graph.groups:
+            if not group.exact:
+                continue  # a mask is not the same as a cut
             part = slice(group.start, group.start + group.size)
             spare = (self.gates.present.kept[part] & ~self.kept[part]).nonzero()[:, 0]
             present[group.start + spare[: -int(self.kept[part].sum()) % multiple]] = True
         return present
 
+    def merge_(self) -> None:
+        """Merge the gates, and leave channels that are only masked as zeros until `finish`.
+
+        They stay zeros in training: what they put out is zero, and what reads it has weights of zero, so that no
+        gradient comes to either.
+        """
+        if any(module.gate_fold.weight is None for module in self.gates.modules):
+            self.cut_()  # nothing would hold the mask
+        with torch.no_grad():
+            for weight, axis, masked in self.gates.masked_inputs():
+                weight.index_fill_(axis, masked, 0)
+        self.score.close()
+        merge_gates_(self.model)
+
     def finish(self) -> nn.Module:
         """Cut what is still masked, merge the gates, and give the model back with nothing of ours in it."""
+        if not self.gates.merged:
+            self.cut_()
+            self.merge_()
+        if any(bool(weight.index_select(axis, masked).any()) for weight, axis, masked in self.gates.masked_inputs()):
+            raise InvalidModel("training has woken channels that were removed: use cut='now'")
         self.cut_()
-        self.score.close()
-        return merge_gates_(self.model)
+        return self.model
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}

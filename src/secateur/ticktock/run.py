@@ -110,9 +110,10 @@ class Run:
         self.optimizer = self._make_optimizer(self.in_tock)
         self.loss = task.loss
         if settings.distill:
-            self.loss = distilled(
-                task.loss, copy_model(teacher or model), settings.distill, settings.distill_temperature
-            )
+            known = copy_model(teacher or model)
+            if self.engine.channels_last:
+                known.to(memory_format=torch.channels_last)  # pyright: ignore
+            self.loss = distilled(task.loss, known, settings.distill, settings.distill_temperature)
         self._keep_state()
         self.watch: Callable[[str, int, int], None] | None = None
         """Called after every step with the phase, the batches done and how many there are."""
@@ -164,6 +165,7 @@ class Run:
         self.cursor.number += 1
         self.position = Position()
         if phase == "FineTune":
+            self.pruner.cut_(multiple_of=1 if self.cut_at_once or self.settings.cut == "end" else ALIGNED)
             self.begin_finetune()
         self._save(needed=phase in ("FineTune", "Finished"))
 
@@ -248,7 +250,7 @@ class Run:
     def begin_finetune(self) -> None:
         """Merge the gates; what is left is trained like any network."""
         self._only_train(self.trained)
-        self.pruner.finish()
+        self.pruner.merge_()
         self.trainer.forget()
         self.optimizer = self._make_optimizer(self.trained)
         if self.settings.ema:
@@ -272,6 +274,7 @@ class Run:
             metrics = self._metrics_in_phase(last)
             yield self._note(FineTune, metrics, started, epoch=epoch + 1, epochs=settings.finetune_epochs, loss=loss)
             self._save()
+        self.pruner.finish()
         self._next("Finished")
 
     def _rate(self, shape: str, epoch: int, epochs: int, ends: tuple[float, float]) -> Callable[[int], float]:

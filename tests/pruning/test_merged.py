@@ -1,0 +1,89 @@
+"""Removed channels that are left as zeros to fill up widths: trained so, and cut in the end, nothing has changed."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from networks import KINDS, Network, every_option, inputs
+from oracle import _tensors, outputs, randomize_
+from torch import Tensor, nn
+
+import secateur
+from secateur import InvalidModel, Plan, Pruner
+
+EXAMPLE = inputs()
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 4) -> None:
+    model.train()
+    for module in model.modules():
+        if "Drop" in type(module).__name__:
+            module.eval()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        given = (t.clone() if isinstance(t, Tensor) else t for t in EXAMPLE)
+        sum(t.square().mean() for t in _tensors(model(*given)) if t.is_floating_point()).backward()
+        optimizer.step()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=0.1, nesterov=True)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, eps=1e-3)
+
+
+def masked_pruner(network: nn.Module) -> Pruner | None:
+    """Every second channel is masked, where masks hold."""
+    graph = secateur.analyze(network, EXAMPLE, probe=False)
+    try:
+        pruner = Pruner(network, graph=graph)
+    except InvalidModel:
+        return None
+    kept = graph.all_kept()
+    for group in graph.groups:
+        if group.name not in graph.ungated and not pruner.gates.loose(group):
+            kept[group.start + max(1, group.at_least) : group.start + group.size : 2] = False
+    pruner.kept = kept
+    pruner.gates.mask_(kept)
+    return pruner
+
+
+def check(network: Network, seed: int, make: Make) -> int:
+    """How many channels were left as zeros while both were trained."""
+    randomize_(network, seed)
+    small = copy.deepcopy(network)
+    pruner = masked_pruner(network)
+    if pruner is None:
+        return 0
+    secateur.shrink_(small, Plan(pruner.graph, pruner.kept))
+    pruner.cut_(multiple_of=4)
+    pruner.merge_()
+    filled = int((pruner.gates.present.kept & ~pruner.kept).sum())
+    for model in (network, small):
+        train(model, make(model))
+    pruner.finish()
+    left, wanted = ([(n, t.shape) for n, t in model.state_dict().items()] for model in (network, small))
+    assert left == wanted
+    for mode in ("train", "eval"):
+        for a, b in zip(outputs(small, EXAMPLE, mode), outputs(network, EXAMPLE, mode), strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-8, atol=1e-8)
+    return filled
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_block(kind: str) -> None:
+    option, network = next(iter(every_option(kind)))
+    filled = check(network, option, sgd)
+    assert filled or kind == "pixels"  # there every group is whole, or cut at once
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [sgd, adam])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_option(kind: str, make: Make) -> None:
+    for option, network in every_option(kind):
+        check(network, option, make)
