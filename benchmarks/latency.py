@@ -15,6 +15,7 @@ from coverage_report import hardware
 from torch import nn
 
 import secateur
+from secateur.errors import UnreachableBudget
 from secateur.models.lookup import find_model
 from secateur.pruning.latency import time_by_turns, waiting_for
 from secateur.results.bench import runner, summarize
@@ -42,8 +43,8 @@ def pruned(model: nn.Module, example: torch.Tensor, share: float, kind: str, tab
     return pruner.finish().eval()
 
 
-def measure(name: str, device: torch.device, batch: int, repetitions: int) -> list[str]:
-    """Rows of the table for one network."""
+def measure(name: str, device: torch.device, batch: int, repetitions: int) -> tuple[list[str], list[str]]:
+    """Rows of the table for one network, and what cannot be had."""
     torch.manual_seed(0)
     model = find_model(name).eval()
     example = torch.randn(1, 3, 224, 224)
@@ -53,25 +54,30 @@ def measure(name: str, device: torch.device, batch: int, repetitions: int) -> li
     table = secateur.measure_latency(model.to(device), batched, precision=precision, channels_last=on_gpu)
     model.to("cpu")
     networks: dict[str, nn.Module] = {"whole": model}
+    missing = []
     for share in SHARES:
         for kind in ("as they come", "multiples of 8", "by latency"):
-            networks[f"{share:.0%}, {kind}"] = pruned(model, example, share, kind, table)
-            print(name, share, kind, flush=True)
+            try:
+                networks[f"{share:.0%}, {kind}"] = pruned(model, example, share, kind, table)
+                print(name, share, kind, flush=True)
+            except UnreachableBudget as error:
+                missing.append(f"{name}: {str(error).partition('. ')[0]}.")
     costs = {label: secateur.analyze(network, example, probe=False).cost() for label, network in networks.items()}
     layout = torch.channels_last if on_gpu else torch.contiguous_format
     images = batched.to(precision).contiguous(memory_format=layout)
     calls = {}
     for label, network in networks.items():
         network.to(device, precision).to(memory_format=layout)  # pyright: ignore
-        calls[label] = runner(network, images, "eager" if on_gpu else "onnxruntime")
+        calls[label] = runner(network, images, "captured" if on_gpu else "onnxruntime")
     seconds = time_by_turns(calls, waiting_for(device), repetitions)
     timings = [summarize(label, seconds[label], batch, costs[label]) for label in calls]
     whole = timings[0]
-    return [
+    rows = [
         f"| {name} | {t.name} | {t.macs / whole.macs:.1%} | {t.params / whole.params:.1%} | {1000 * t.median:.2f} | "
         f"{t.median / whole.median:.1%} | {whole.median / t.median - 1:+.0%} | {t.spread:.0%} |"
         for t in timings
     ]
+    return rows, missing
 
 
 def main() -> None:
@@ -83,9 +89,10 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     batch = options.batch or (64 if device.type == "cuda" else 1)
-    rows = [row for name in NETWORKS for row in measure(name, device, batch, options.repetitions)]
+    measured = [measure(name, device, batch, options.repetitions) for name in NETWORKS]
+    rows, missing = ([line for part in parts for line in part] for parts in zip(*measured, strict=True))
     where = torch.cuda.get_device_name() + ", " + hardware() if device.type == "cuda" else hardware()
-    how = "bf16, channels last, eager" if device.type == "cuda" else "fp32, through onnxruntime"
+    how = "bf16, channels last, as a CUDA graph" if device.type == "cuda" else "fp32, through onnxruntime"
     text = "\n".join(
         [
             "# MACs removed against time saved",
@@ -98,6 +105,7 @@ def main() -> None:
             "|---|---|---|---|---|---|---|---|",
             *rows,
             "",
+            *(line for text in missing for line in (text, "")),
             PAPER,
             "",
         ]

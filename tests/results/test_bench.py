@@ -79,6 +79,11 @@ def test_ways_to_run(how: str) -> None:
     assert "core" in place
 
 
+def test_a_cuda_graph_needs_a_gpu() -> None:
+    with pytest.raises(InvalidSetting, match="captured is a CUDA graph, and the device has none: use --runner eager"):
+        bench(["resnet20"], **{**OPTIONS, "how": "captured"})  # pyright: ignore
+
+
 def test_half_precision_is_not_for_onnxruntime() -> None:
     with pytest.raises(InvalidSetting, match="onnxruntime is timed on the CPU in fp32"):
         bench(["resnet20"], **{**OPTIONS, "how": "onnxruntime", "precision": "bf16"})  # pyright: ignore

@@ -105,8 +105,8 @@ class Bench:
     input: str | None = None
     """Shape of the input, as 1x3x224x224; without it, each network's own."""
 
-    runner: Literal["eager", "compiled", "onnxruntime"] = "eager"
-    """By what it is run."""
+    runner: Literal["eager", "captured", "compiled", "onnxruntime"] = "eager"
+    """By what it is run; captured: as a CUDA graph, which shows what the GPU takes without the time to start it."""
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Number format of weights and images."""
@@ -149,6 +149,7 @@ class Bench:
                 say=say,
             )
         if self.json:
-            return json.dumps({"where": place, "networks": [timing.to_dict() for timing in timings]})
+            how = {name: getattr(self, name) for name in ("runner", "precision", "channels_last", "repetitions")}
+            return json.dumps({"where": place, **how, "networks": [timing.to_dict() for timing in timings]})
         how = f"{self.runner}, {self.precision}, batches of {self.batch}, medians of n = {self.repetitions} by turns"
         return f"{table(timings)}\n\n{place}, {how}"

@@ -16,12 +16,12 @@ from secateur.channels.cost import Cost
 from secateur.channels.example import Example
 from secateur.errors import InvalidSetting
 from secateur.extras import import_extra
-from secateur.pruning.latency import time_by_turns, waiting_for
+from secateur.pruning.latency import captured, time_by_turns, waiting_for
 from secateur.results.network import open_network
 from secateur.results.summary import device_name
 from secateur.training.task import evaluating
 
-Runner = Literal["eager", "compiled", "onnxruntime"]
+Runner = Literal["eager", "captured", "compiled", "onnxruntime"]
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -99,13 +99,15 @@ def runner(model: nn.Module, images: Tensor, how: Runner) -> Callable[[], object
     """One forward pass, in the way that is asked for."""
     if how == "onnxruntime":
         return _in_onnxruntime(model, images)
+    if how == "captured" and images.device.type != "cuda":
+        raise InvalidSetting("captured is a CUDA graph, and the device has none: use --runner eager or --device cuda")
     called: Any = torch.compile(model) if how == "compiled" else model
 
     def run() -> None:
         with torch.inference_mode():
             called(images)
 
-    return run
+    return captured(run) if how == "captured" else run
 
 
 def _in_onnxruntime(model: nn.Module, images: Tensor) -> Callable[[], object]:
