@@ -49,6 +49,11 @@ class Evidence:
         return main_of(pruning[-1]["metrics"]) if pruning else None
 
     @property
+    def trains_only(self) -> bool:
+        """Whether nothing was to be removed."""
+        return self.data["settings"]["keep_macs"] == 1
+
+    @property
     def structure(self) -> Structure:
         return Structure(self.name, [Layer(*row) for row in self.data["layers"]])
 

@@ -59,7 +59,20 @@ def test_a_search_tells_what_differs(runs: list[Path], tmp_path: Path, monkeypat
         evidence.keep(run, "search")
     text = results_page.draw(evidence.read_all(tmp_path / "results"))
     (row,) = [line for line in text.splitlines() if line.startswith("| other |")]
-    assert row.startswith("| other | tick_lr 0.5 |")
+    (known,) = [line for line in text.splitlines() if line.startswith("| GBN-40 |")]
+    assert "tick_lr 0.5" in row
+    assert "tick_lr" not in known
+    assert "seed" not in row.replace("random weights", "")
+
+
+def test_what_is_published_is_what_the_files_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_page, "DOCS", tmp_path)  # for figures
+    (tmp_path / "images").mkdir()
+    sets = evidence.read_all()
+    assert (HERE.parent / "docs" / "results.md").read_text() == results_page.draw(sets), "run make results"
+    readme = results_page.README.read_text()
+    assert "| GBN-40, the paper's |" in readme
+    assert readme == results_page.with_table(readme, sets), "run make results"
 
 
 def test_a_run_that_is_not_finished_is_no_evidence(tmp_path: Path) -> None:
