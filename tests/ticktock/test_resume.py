@@ -234,6 +234,9 @@ def on_a(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_as_on_a_gpu_where_widths_are_filled_up_with_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_a("cuda", monkeypatch)
     check_all_moments(quick(**RICH), tmp_path, every=2)
+    settings, given = quick(**RICH, keep_macs=0.45), prepared()
+    results = [settings(*given, folder=tmp_path / "done").model.state_dict() for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(results[0].values(), results[1].values(), strict=True))
 
 
 def test_begun_on_a_gpu_and_ended_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,6 +275,7 @@ class Run:
             yield self._note(FineTune, metrics, started, epoch=epoch + 1, epochs=settings.finetune_epochs, loss=loss)
             self._save()
         self.pruner.finish()
+        self.ema = None
         self._next("Finished")
 
     def _rate(self, shape: str, epoch: int, epochs: int, ends: tuple[float, float]) -> Callable[[int], float]:
