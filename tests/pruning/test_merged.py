@@ -16,7 +16,7 @@ EXAMPLE = inputs()
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 4) -> None:
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, hold: Callable[[], None], steps: int = 4) -> None:
     model.train()
     for module in model.modules():
         if "Drop" in type(module).__name__:
@@ -25,6 +25,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 4) ->
         optimizer.zero_grad()
         given = (t.clone() if isinstance(t, Tensor) else t for t in EXAMPLE)
         sum(t.square().mean() for t in _tensors(model(*given)) if t.is_floating_point()).backward()
+        hold()
         optimizer.step()
 
 
@@ -63,8 +64,8 @@ def check(network: Network, seed: int, make: Make) -> int:
     pruner.cut_(multiple_of=4)
     pruner.merge_()
     filled = int((pruner.gates.present.kept & ~pruner.kept).sum())
-    for model in (network, small):
-        train(model, make(model))
+    train(network, make(network), pruner.hold_)
+    train(small, make(small), lambda: None)
     pruner.finish()
     left, wanted = ([(n, t.shape) for n, t in model.state_dict().items()] for model in (network, small))
     assert left == wanted
@@ -72,6 +73,21 @@ def check(network: Network, seed: int, make: Make) -> int:
         for a, b in zip(outputs(small, EXAMPLE, mode), outputs(network, EXAMPLE, mode), strict=True):
             torch.testing.assert_close(b, a, rtol=1e-8, atol=1e-8)
     return filled
+
+
+def test_training_that_does_not_hold_them_is_noticed() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(2, 9, 3), nn.BatchNorm2d(9), nn.SiLU(), nn.Conv2d(9, 2, 1)).double()
+    images = torch.randn(4, 2, 6, 6, dtype=torch.float64)
+    pruner = Pruner(network, images)
+    pruner.kept[4:] = False
+    pruner.gates.mask_(pruner.kept)
+    pruner.merge_()
+    optimizer = sgd(network)
+    network(images).square().mean().backward()
+    optimizer.step()
+    with pytest.raises(InvalidModel, match=r"training has woken channels that were removed: call hold_\(\)"):
+        pruner.finish()
 
 
 @pytest.mark.parametrize("kind", KINDS)

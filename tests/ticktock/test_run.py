@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from small import CLASSES, batches, prepared, quick
 from torch import Tensor, nn
 
@@ -200,6 +201,51 @@ def test_widths_filled_up_with_zeros_are_fine_tuned_to_the_same_weights(monkeypa
     assert torch.equal(one.plan.kept, other.plan.kept)
     for (name, a), b in zip(one.model.state_dict().items(), other.model.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=name)
+
+
+class Summed(nn.Module):
+    """Nothing that has weights reads the channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.last = nn.Conv2d(2, 20, 3, padding=1), nn.BatchNorm2d(20), nn.Linear(36, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.last(F.silu(self.norm(self.stem(images))).sum(1).flatten(1))
+
+
+class Tied(nn.Module):
+    """What makes the channels reads them again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.there, self.norm, self.last = nn.Linear(72, 20, bias=False), nn.BatchNorm1d(20), nn.Linear(72, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.last(F.linear(F.gelu(self.norm(self.there(images.flatten(1)))), self.there.weight.t()))
+
+
+class Noisy(nn.Module):
+    """Zeros become noise in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.noise, self.last = nn.Conv2d(2, 20, 3, padding=1), nn.AlphaDropout(0.1), nn.Linear(20, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.last(self.noise(F.selu(self.stem(images))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("make", [Summed, Tied, Noisy])
+def test_zeros_stay_zeros_whatever_reads_them(make: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secateur.ticktock.run.device_of", lambda model: torch.device("cuda"))
+    torch.manual_seed(0)
+    net = make().double()
+    task = secateur.classification(batches(), batches())
+    settings = quick(min_ratio=0.0, finetune_epochs=4, finetune_lr=(0.01, 0.05), weight_decay=0.01)
+    *_, tuned, end = settings.steps(net, secateur.analyze(net, batches()[0][0]), task)
+    assert isinstance(tuned, FineTune)
+    assert tuned.metrics["loss"] == pytest.approx(end.metrics["loss"], rel=1e-9)
 
 
 def test_the_same_seed_gives_the_same_result_and_leaves_the_callers_random_numbers_alone() -> None:

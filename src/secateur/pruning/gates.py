@@ -344,16 +344,15 @@ class Gates:
         """Whether `merge_gates_` has taken them away."""
         return not isinstance(self.modules[0], Gated)
 
-    @torch.no_grad()
-    def masked_inputs(self) -> Iterator[tuple[Tensor, int, Tensor]]:
-        """Where layers read masked channels, as tensor, axis and indices."""
-        tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        for (name, axis), channels in self.whole.axes.items():
-            if self.whole.roles[name, axis] == Role.CONSUMES:
-                here = channels[is_kept(channels, self.present.kept)]
-                masked = (~is_kept(here, self.kept)).nonzero()[:, 0]
-                if masked.numel():
-                    yield tensors[name], axis, masked.to(tensors[name].device)
+    def masked(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Every gated parameter with masked channels, and a factor for it: 0 for these channels, 1 for the others."""
+        for module, site, channels in zip(self.modules, self.whole.sites, self.channels, strict=True):
+            kept = is_kept(channels, self.kept)
+            for name, axis in ((site.weight, site.axis), (site.bias, 0)):
+                parameter = module._parameters[name] if name is not None else None
+                if parameter is not None and not bool(kept.all()):
+                    shape = [-1 if dim == axis else 1 for dim in range(parameter.dim())]
+                    yield parameter, kept.to(parameter).view(shape)
 
     def cut_(self, kept: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Cut the tensors, gates and optimizer state to these channels."""

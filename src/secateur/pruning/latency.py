@@ -163,17 +163,23 @@ def time_by_turns(
     return seconds
 
 
-def captured(call: Callable[[], object], times: int = 1) -> Callable[[], object]:
+def captured(call: Callable[[], object], device: torch.device, times: int = 1) -> Callable[[], object]:
     """The call, so many times in a row, as a CUDA graph: what the GPU takes, and not what starting its kernels does."""
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
-            call()
-    stream.synchronize()
-    with torch.cuda.graph(graph):
-        for _ in range(times):
-            call()
-    return graph.replay
+    with torch.cuda.device(device):
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                call()
+        stream.synchronize()
+        with torch.cuda.graph(graph):
+            for _ in range(times):
+                call()
+
+    def replay(held: object = call) -> None:  # the graph reads tensors that it does not hold
+        graph.replay()
+
+    return replay
 
 
 def waiting_for(device: torch.device) -> Callable[[], None]:
@@ -224,7 +230,7 @@ def _measure_layer(
     }
     times = 1
     if device.type == "cuda":
-        times, calls = CAPTURED, {widths: captured(call, CAPTURED) for widths, call in calls.items()}
+        times, calls = CAPTURED, {widths: captured(call, device, CAPTURED) for widths, call in calls.items()}
     seconds = time_by_turns(calls, waiting_for(device), repetitions)
     # Whatever else the machine does only adds time, so the shortest is nearest to the truth; and fewer channels never
     # take more of it.

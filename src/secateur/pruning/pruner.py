@@ -104,6 +104,8 @@ class Pruner:
         """Which channels have not been removed."""
         self.agree: Callable[[Tensor], Tensor] = lambda scores: scores
         """With many processes: makes them take the same decision."""
+        self.held: list[tuple[nn.Parameter, Tensor]] = []
+        """Merged parameters with masked channels, and the factors that hold those at zero."""
         self.score.begin(self.gates)
 
     def observe(self) -> None:
@@ -225,26 +227,27 @@ class Pruner:
         return present
 
     def merge_(self) -> None:
-        """Merge the gates, and leave channels that are only masked as zeros until `finish`.
-
-        They stay zeros in training: what they put out is zero, and what reads it has weights of zero, so that no
-        gradient comes to either.
-        """
+        """Merge the gates, and leave channels that are only masked as zeros until `finish`; `hold_` keeps them so."""
         if any(module.gate_fold.weight is None for module in self.gates.modules):
             self.cut_()  # nothing would hold the mask
-        with torch.no_grad():
-            for weight, axis, masked in self.gates.masked_inputs():
-                weight.index_fill_(axis, masked, 0)
         self.score.close()
         merge_gates_(self.model)
+        self.held = list(self.gates.masked())
+
+    def hold_(self) -> None:
+        """Take the gradients from channels that `merge_` has left as zeros; after `backward`, before clipping."""
+        held = [(parameter.grad, factor) for parameter, factor in self.held if parameter.grad is not None]
+        if held:
+            gradients, factors = zip(*held, strict=True)
+            torch._foreach_mul_(gradients, factors)  # pyright: ignore[reportPrivateImportUsage]
 
     def finish(self) -> nn.Module:
         """Cut what is still masked, merge the gates, and give the model back with nothing of ours in it."""
         if not self.gates.merged:
             self.cut_()
             self.merge_()
-        if any(bool(weight.index_select(axis, masked).any()) for weight, axis, masked in self.gates.masked_inputs()):
-            raise InvalidModel("training has woken channels that were removed: use cut='now'")
+        if any(bool((parameter * (1 - factor)).any()) for parameter, factor in self.held):
+            raise InvalidModel("training has woken channels that were removed: call hold_() before every step")
         self.cut_()
         return self.model
 

@@ -107,7 +107,7 @@ def runner(model: nn.Module, images: Tensor, how: Runner) -> Callable[[], object
         with torch.inference_mode():
             called(images)
 
-    return captured(run) if how == "captured" else run
+    return captured(run, images.device) if how == "captured" else run
 
 
 def _in_onnxruntime(model: nn.Module, images: Tensor) -> Callable[[], object]:

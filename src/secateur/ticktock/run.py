@@ -103,7 +103,10 @@ class Run:
         """The signal that has asked for an end."""
         self.num_steps = 0
         """Optimizer steps since the start of this process."""
-        self.cut_at_once = settings.cut == "now" or (settings.cut == "auto" and device_of(model).type == "cpu")
+        on_cpu = device_of(model).type == "cpu"
+        self.cut_at_once = settings.cut == "now" or (settings.cut == "auto" and on_cpu)
+        self.aligns = settings.cut == "auto" and not on_cpu
+        """Whether tensors are cut to multiples, and what is removed beyond that masked."""
         frozen = {id(p) for m in self.gates.modules if m.gate_fold.frozen for p in m.gate_tensors()[1:2]}
         self.in_tock = [*(p for p in self.trained if id(p) not in frozen), *self.gates.trainable]
         self.in_tick = self._trained_in_tick()
@@ -165,7 +168,7 @@ class Run:
         self.cursor.number += 1
         self.position = Position()
         if phase == "FineTune":
-            self.pruner.cut_(multiple_of=1 if self.cut_at_once or self.settings.cut == "end" else ALIGNED)
+            self.pruner.cut_(multiple_of=ALIGNED if self.aligns else 1)
             self.begin_finetune()
         self._save(needed=phase in ("FineTune", "Finished"))
 
@@ -221,7 +224,7 @@ class Run:
 
     def _tock(self) -> Iterator[Event]:
         settings = self.settings
-        if settings.cut == "auto" and not self.cut_at_once and not self.cursor.epoch and not self.position.step:
+        if self.aligns and not self.cursor.epoch and not self.position.step:
             count_macs = self.pruner.graph.count_macs
             if count_macs(self.pruner.widened(ALIGNED)) <= WORTH_CUTTING * count_macs(self.gates.present.kept):
                 self.pruner.cut_(self.optimizer, ALIGNED)
@@ -266,6 +269,7 @@ class Run:
                 f"FineTune, epoch {epoch + 1} of {settings.finetune_epochs}",
                 self.loss,
                 self._rate(settings.finetune_shape, epoch, settings.finetune_epochs, settings.finetune_lr),
+                after_backward=self.pruner.hold_,
                 after_update=self.ema.update if self.ema is not None else None,
             )
             last = epoch + 1 == settings.finetune_epochs
@@ -276,6 +280,7 @@ class Run:
             self._save()
         self.pruner.finish()
         self.ema = None
+        self.optimizer.state.clear()
         self._next("Finished")
 
     def _rate(self, shape: str, epoch: int, epochs: int, ends: tuple[float, float]) -> Callable[[int], float]:

@@ -38,27 +38,30 @@ class GraphedStep:
         counters = Counters(model)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                step(self.inputs)
-            counters.learn()
-            with counters.taken_over():
-                step(self.inputs)  # a compiled model is compiled anew without the counters, which a capture forbids
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.no_grad():
-            for tensor, before in zip(known, saved, strict=True):
-                tensor.copy_(before)
-            before = {id(tensor) for tensor in known}
-            for tensor in _state_of(optimizer):
-                if id(tensor) not in before:
-                    tensor.zero_()  # made by the warm-up; optimizers start theirs at zero
-        torch.cuda.set_rng_state(random)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    step(self.inputs)
+                counters.learn()
+                with counters.taken_over():
+                    step(self.inputs)  # a compiled model is compiled anew without them, which a capture forbids
+        finally:
+            torch.cuda.current_stream().wait_stream(stream)
+            with torch.no_grad():
+                for tensor, before in zip(known, saved, strict=True):
+                    tensor.copy_(before)
+                before = {id(tensor) for tensor in known}
+                for tensor in _state_of(optimizer):
+                    if id(tensor) not in before:
+                        tensor.zero_()  # made by the warm-up; optimizers start theirs at zero
+            torch.cuda.set_rng_state(random)
+        usual = torch.cuda.current_stream()
         try:
             with counters.taken_over(), torch.cuda.graph(self.graph):
                 step(self.inputs)
                 counters.advance()
         except RuntimeError:
-            _leave_capture()
+            _leave_capture(usual)
             raise
 
     @staticmethod
@@ -123,8 +126,9 @@ def leaves_of(value: Any) -> list[Any]:
     return [value]
 
 
-def _leave_capture() -> None:
-    """Torch's random numbers stay in a capture that has failed until another one succeeds."""
+def _leave_capture(usual: torch.cuda.Stream) -> None:
+    """Torch's random numbers stay in a capture that has failed until another one succeeds; so may the stream."""
+    torch.cuda.set_stream(usual)
     torch.cuda.synchronize()
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device="cuda")

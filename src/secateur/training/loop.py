@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,7 +106,9 @@ class Trainer:
         before = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = self.engine.tune
         try:
-            return self._go(batches, work, position, after_step)
+            # Streams and captures are those of the present device, which need not be the model's.
+            with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+                return self._go(batches, work, position, after_step)
         finally:
             torch.backends.cudnn.benchmark = before
 
