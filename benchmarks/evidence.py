@@ -16,6 +16,7 @@ from typing import Any
 
 from secateur.errors import InvalidSetting
 from secateur.recipes.reports import main_of
+from secateur.recipes.work import AGAIN
 from secateur.results.structure import Layer, Structure, read_json, read_lines
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -49,6 +50,11 @@ class Evidence:
         return main_of(pruning[-1]["metrics"]) if pruning else None
 
     @property
+    def seconds(self) -> float:
+        """In all, with what was done to the whole network first."""
+        return self.data["seconds"] + self.data.get("again", {}).get("seconds", 0)
+
+    @property
     def trains_only(self) -> bool:
         """Whether nothing was to be removed."""
         return self.data["settings"]["keep_macs"] == 1
@@ -65,6 +71,11 @@ def keep(run: Path, group: str | None) -> Path:
         raise InvalidSetting(f"{run} is not finished")
     data = read_json(summary)
     order = data["order"]
+    first = Path(order["weights"] or "")
+    if first.name == AGAIN:
+        # Beside the run, or in the one that it went further than.
+        trained = read_json(run.parent / first.parent.name / AGAIN / "result" / "summary.json")
+        data["again"] = {"seconds": trained["seconds"], "metrics": trained["after"]["metrics"]}
     for key in ("data", "weights"):
         order[key] = Path(order[key]).name if order[key] is not None else None
     events = read_lines(run / "result" / "history.jsonl")

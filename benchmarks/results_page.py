@@ -204,7 +204,7 @@ def times(sets: Sets) -> str:
         for run in sets.get(f"resnet56-cifar10{end}", {}).get("GBN-30", []):
             used.append(run)
             each = [seconds(run.events(kind)) for kind in ("Tick", "Tock", "FineTune")]
-            rows.append([whose, str(run.seed), f"{run.data['seconds'] / 60:.1f}", *each])
+            rows.append([whose, str(run.seed), f"{run.seconds / 60:.1f}", *each])
     heads = ["settings", "seed", "minutes in all", "seconds per Tick", "per epoch of a Tock", "of fine-tuning"]
     note = (
         "The authors' code takes about 13 s for a Tick and 16.7 s for an epoch of a Tock on the same card. Runs that "

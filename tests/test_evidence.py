@@ -51,6 +51,17 @@ def test_the_page_has_the_mean_over_seeds(runs: list[Path], tmp_path: Path, monk
     assert "Table 3" not in text
 
 
+def test_training_once_more_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "RESULTS", tmp_path / "results")
+    run = tmp_path / "runs" / "GBN-40-seed0"
+    doing.do(Order(recipe="tiny_job:build", again=1), doing.PRUNING, run)
+    kept = evidence.Evidence("GBN-40", 0, json.loads(evidence.keep(run, None).read_text()))
+    more = doing.summary(run / "again")["seconds"]
+    assert more > 0
+    assert kept.seconds == doing.summary(run)["seconds"] + more
+    assert kept.data["order"]["weights"] == "again"
+
+
 def test_a_search_tells_what_differs(runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "RESULTS", tmp_path / "results")
     other = tmp_path / "other-seed0"

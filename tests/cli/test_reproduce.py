@@ -18,6 +18,7 @@ import own_networks  # pyright: ignore
 import pytest
 
 from secateur.cli.display import Display
+from secateur.recipes.paper import RECIPES, find_recipe
 
 Call = Callable[..., tuple[int, str, str]]
 Page = tuple[list[str], dict[str, list[str]]]
@@ -268,6 +269,27 @@ def test_what_goes_further_does_not_begin_anew(reproduce: Call, out: Path) -> No
     pruning = [[line for line in lines if '"FineTune"' not in line] for lines in histories]
     assert pruning[1][: len(pruning[0])] == pruning[0]
     assert len(pruning[1]) > len(pruning[0])
+
+
+def test_a_recipe_that_trains_the_whole_network_once_more(
+    reproduce: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        RECIPES, PLAIN, lambda: find_recipe("vgg16m-cifar10").but(network="own_networks:plain", again=60)
+    )
+    more = ("--out", tmp_path)
+    status, _, told = reproduce("table1", PLAIN, *more)
+    assert status == 0
+    runs = tmp_path / PLAIN.replace(":", "-")
+    assert told.count("training the whole network once more, for 1 epochs") == 1
+    assert f"in {runs / 'GBN-40-seed0' / 'again'}" in told
+    assert not (runs / "GBN-30-seed0" / "again").exists()
+    for name in ("GBN-40", "GBN-30"):
+        found = doing.summary(runs / f"{name}-seed0")
+        assert found["before"]["metrics"] == doing.summary(runs / "baseline-seed0")["after"]["metrics"]
+    status, _, told = reproduce("table1", PLAIN, *more)
+    assert status == 0
+    assert told.count("done already") == 3
 
 
 def test_as_json(reproduce: Call, out: Path) -> None:

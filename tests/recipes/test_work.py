@@ -181,6 +181,35 @@ def test_a_run_that_was_stopped_at_its_baseline_goes_on_with_the_same_command(ch
         reopen(tmp_path)
 
 
+def test_the_whole_network_is_trained_once_more_and_then_pruned(chain: Chain, tmp_path: Path) -> None:
+    order, said = chain.after("baseline", again=1), []
+    settings = PRUNING.but(distill=0.5, finetune_lr=(0.01, 0.02))
+    watcher = work.Watcher(say=said.append)
+    out, further = tmp_path / "run", tmp_path / "further"
+    work.perform(order, settings, Engine(), out, CPU, watcher)
+    assert f"training the whole network once more, for 1 epochs, in {out / 'again'}" in said
+    again = reopen(out / "again")[1]
+    assert (again.keep_macs, again.finetune_epochs, again.distill) == (1.0, 1, 0.5)
+    assert same(
+        weights(out / "again" / "original.safetensors"), weights(chain["baseline"] / "result/model.safetensors")
+    )
+    assert same(weights(out / "original.safetensors"), weights(out / "again" / "result/model.safetensors"))
+    work.perform(order, settings.but(keep_macs=0.3), Engine(), further, CPU, watcher, out)
+    for run in (out, further):
+        assert summary(run)["before"]["metrics"] == summary(chain["baseline"])["after"]["metrics"]
+        assert summary(run)["order"]["weights"] == str(out / "again")
+        assert summary(run)["order"]["again"] == 0
+    assert len([text for text in said if "once more" in text]) == 1
+    # Stopped before the run itself has begun, the same command goes on, and does not train again what is done.
+    shutil.rmtree(out / "result")
+    (out / "config.json").unlink()
+    with pytest.raises(InvalidSetting, match="was still at training the whole network once more: give the same"):
+        reopen(out)
+    shutil.rmtree(out / "checkpoints")
+    work.perform(order, settings, Engine(), out, CPU, watcher)
+    assert len([text for text in said if "once more" in text]) == 1
+
+
 @pytest.mark.parametrize("given", [{"data": "somewhere"}, {"batch_size": 3}, {"hold_out": 5}])
 def test_ones_own_job_takes_no_other_data(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match=f"own_networks:job brings its own data: {next(iter(given))} would have"):

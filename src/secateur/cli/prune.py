@@ -8,7 +8,7 @@ from typing import Any
 
 from secateur.cli.runs import Hardware, Output, Source, start
 from secateur.recipes.paper import find_recipe, is_recipe
-from secateur.recipes.recipe import Recipe, scaled
+from secateur.recipes.recipe import Recipe, scaled, stretched
 from secateur.ticktock.schedule import BUDGETS, TickTock
 
 
@@ -54,6 +54,10 @@ class Prune:
     weights: Path | None = None
     """The trained network: a run of secateur train, or a file with a state dict."""
 
+    again: int = 0
+    """Epochs for which the whole network is trained once more before it is pruned, like fine-tuning and in a run of its
+    own; with --distill it learns from what it was. The pruned network then learns from a better one."""
+
     epochs_scale: float = 1.0
     """Times the length of everything, epochs and number of Ticks: 0.01 for a rehearsal."""
 
@@ -65,14 +69,15 @@ class Prune:
     @classmethod
     def like(cls, recipe: Recipe) -> dict[str, Any]:
         """The recipe's values."""
-        return {"settings": Settings.of(recipe.pruning)}
+        return {"settings": Settings.of(recipe.pruning), "again": recipe.again}
 
     @property
     def debug(self) -> bool:
         return self.output.debug
 
     def run(self) -> str:
-        order = self.source.order(self.recipe, self.weights, epochs_scale=self.epochs_scale)
+        again = stretched(self.again, self.epochs_scale) if self.again else 0
+        order = self.source.order(self.recipe, self.weights, epochs_scale=self.epochs_scale, again=again)
         otherwise = find_recipe(self.recipe).pruning.keep_macs if is_recipe(self.recipe) else None
         settings, engine = self.settings.checked(otherwise, self.epochs_scale), self.engine.checked()
         self.output.must_be_new()

@@ -72,6 +72,9 @@ class Order:
     epochs_scale: float = 1.0
     """Times the epochs of a baseline that has to be trained first."""
 
+    again: int = 0
+    """Epochs for which the whole network is trained once more before it is pruned."""
+
     def __post_init__(self) -> None:
         if not self.width > 0:
             raise InvalidSetting(f"width must be above 0, got {self.width}")

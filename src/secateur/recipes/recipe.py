@@ -70,6 +70,8 @@ class Recipe:
     input_size: tuple[int, int, int] | None = None
     """Of the example that MACs are counted for; otherwise what the dataset says."""
     training: Training = field(default_factory=Training)
+    again: int = 0
+    """Epochs for which the whole network is trained once more before it is pruned."""
     pruning: TickTock = field(default_factory=lambda: TickTock(keep_macs=0.5))
     batch_size: int = 128
     top5: bool = False

@@ -36,7 +36,7 @@ from secateur.results.summary import device_name
 from secateur.ticktock.events import Event, Finished, Result
 from secateur.ticktock.record import prune_further
 from secateur.ticktock.run import Run
-from secateur.ticktock.schedule import TickTock
+from secateur.ticktock.schedule import BUDGETS, TickTock
 from secateur.training.batches import device_of
 from secateur.training.checkpoint import read_config
 from secateur.training.distributed import World
@@ -44,6 +44,8 @@ from secateur.training.engine import Engine
 from secateur.training.loop import PRECISIONS
 from secateur.training.randomness import seeded
 
+BASELINE, AGAIN = "baseline", "again"
+"""Within the run: what is trained first, and once more, before anything is pruned."""
 ORIGINAL, SHAPE, TEACHER = "original.safetensors", "shape.json", "teacher.safetensors"
 """Beside the run: the network it starts from, the plan by which that was cut before, and what it learns from."""
 TABLE = "latency.json"
@@ -76,7 +78,11 @@ def perform(
     """
     world = World.current()
     begun = (out / "config.json").is_file()
-    order = _with_baseline(order, settings, engine, out, device, watcher)
+    if further is None:
+        order = _with_baseline(order, settings, engine, out, device, watcher)
+        order = _with_again(order, settings, engine, out, device, watcher)
+    else:
+        order = replace(order, weights=reopen(further)[0].weights, again=0)
     if begun:
         _check_same(order, out)
     watcher.say(f"building {order.recipe}")
@@ -121,6 +127,8 @@ def perform(
             # What was kept, in terms of the network that was cut first, and what that was worth.
             known = (out / TEACHER).is_file() and job.task.evaluate is not None
             result = replace(result, plan=plan, original=job.task.metrics(whole) if known else {})
+        elif (first := _first_of(order)) is not None:
+            result = replace(result, original=read_json(first)["before"]["metrics"])
         seconds = latency({"before": whole, "after": result.model}, job.example)
         about["latency"] = {**seconds, "batch": 1, "device": device_name(device)}
         save(result, out / "result", **about)
@@ -163,8 +171,9 @@ def _check_same(order: Order, out: Path) -> None:
 def reopen(out: Path) -> tuple[Order, TickTock, Engine]:
     """What the run in a folder was asked for."""
     if not (out / "config.json").exists():
-        if (out / "baseline" / "config.json").exists():
-            raise InvalidSetting(f"{out} was still at its baseline: give the same command as before to go on")
+        for name, what in ((AGAIN, "training the whole network once more"), (BASELINE, "its baseline")):
+            if (out / name / "config.json").exists():
+                raise InvalidSetting(f"{out} was still at {what}: give the same command as before to go on")
         raise InvalidSetting(f"{out} is not a run: it has no config.json")
     config = read_config(out)
     if "order" not in config:
@@ -255,22 +264,50 @@ def _with_baseline(
     """For a recipe that is to be pruned and has no weights yet: train it first, in a run of its own."""
     if order.weights is not None or order.is_own or settings.keep_macs == 1:
         return order
-    folder = out / "baseline"
+    folder = out / BASELINE
     training = find_recipe(order.recipe).training.scaled(order.epochs_scale).settings(settings.seed)
+    why = f"no weights are given: training for {training.finetune_epochs} epochs first, in {folder}"
+    _train(why, replace(order, again=0), training, engine, folder, device, watcher)
+    return replace(order, weights=str(folder))
+
+
+def _with_again(
+    order: Order, settings: TickTock, engine: Engine, out: Path, device: torch.device, watcher: Watcher
+) -> Order:
+    """For a network that is to be trained once more before it is pruned: do that, in a run of its own."""
+    if not order.again or settings.keep_macs == 1:
+        return order
+    folder, order, epochs = out / AGAIN, replace(order, again=0), order.again
+    whole = settings.but(**{**dict.fromkeys(BUDGETS), "keep_macs": 1.0}, rank="score", finetune_epochs=epochs)
+    why = f"training the whole network once more, for {epochs} epochs, in {folder}"
+    _train(why, order, whole, engine, folder, device, watcher)
+    return replace(order, weights=str(folder))
+
+
+def _train(
+    why: str, order: Order, settings: TickTock, engine: Engine, folder: Path, device: torch.device, watcher: Watcher
+) -> None:
+    """Do what comes before the run, unless it is done already."""
     if (folder / "result" / "summary.json").is_file():
-        done, wanted = reopen(folder)[1].to_dict(), training.to_dict()
+        done, wanted = reopen(folder)[1].to_dict(), settings.to_dict()
         other = [name for name in wanted if done[name] != wanted[name]]
         if other:
             raise InvalidSetting(
                 f"{folder} was trained with another {', '.join(other)}: name it as the weights, or another folder"
             )
-    else:
-        watcher.say(f"no weights are given: training for {training.finetune_epochs} epochs first, in {folder}")
-        try:
-            perform(order, training, engine, folder, device, watcher)
-        except Interrupted as stop:
-            raise stop.within("the same command as before") from None
-    return replace(order, weights=str(folder))
+        return
+    watcher.say(why)
+    try:
+        perform(order, settings, engine, folder, device, watcher)
+    except Interrupted as stop:
+        raise stop.within("the same command as before") from None
+
+
+def _first_of(order: Order) -> Path | None:
+    """Of a run that starts from a network which was trained once more: what tells how good that was before."""
+    folder = Path(order.weights or "")
+    summary = folder / "result" / "summary.json"
+    return summary if folder.name == AGAIN and (folder.parent / "config.json").is_file() and summary.is_file() else None
 
 
 def _keep_files(job: Job, order: Order, settings: TickTock, out: Path, further: Path | None) -> None:
