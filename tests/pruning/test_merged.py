@@ -67,6 +67,7 @@ def check(network: Network, seed: int, make: Make) -> int:
     train(network, make(network), pruner.hold_)
     train(small, make(small), lambda: None)
     pruner.finish()
+    assert pruner.finish() is network  # once more does nothing
     left, wanted = ([(n, t.shape) for n, t in model.state_dict().items()] for model in (network, small))
     assert left == wanted
     for mode in ("train", "eval"):

@@ -246,8 +246,9 @@ class Pruner:
         if not self.gates.merged:
             self.cut_()
             self.merge_()
-        if any(bool((parameter * (1 - factor)).any()) for parameter, factor in self.held):
+        if any(bool(parameter.masked_select(factor == 0).any()) for parameter, factor in self.held):
             raise InvalidModel("training has woken channels that were removed: call hold_() before every step")
+        self.held = []
         self.cut_()
         return self.model
 
