@@ -16,7 +16,6 @@ from typing import Any
 
 from secateur.errors import InvalidSetting
 from secateur.recipes.reports import main_of
-from secateur.recipes.work import AGAIN
 from secateur.results.structure import Layer, Structure, read_json, read_lines
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -71,13 +70,9 @@ def keep(run: Path, group: str | None) -> Path:
         raise InvalidSetting(f"{run} is not finished")
     data = read_json(summary)
     order = data["order"]
-    first = Path(order["weights"] or "")
-    if first.name == AGAIN:
-        # Beside the run, or in the one that it went further than.
-        trained = read_json(run.parent / first.parent.name / AGAIN / "result" / "summary.json")
-        data["again"] = {"seconds": trained["seconds"], "metrics": trained["after"]["metrics"]}
-    for key in ("data", "weights"):
-        order[key] = Path(order[key]).name if order[key] is not None else None
+    for holder, key in ((order, "data"), (order, "weights"), (data.get("again", {}), "weights")):
+        if holder.get(key) is not None:
+            holder[key] = Path(holder[key]).name
     events = read_lines(run / "result" / "history.jsonl")
     data["engine"] = read_json(run / "config.json")["engine"]
     data["trajectory"] = [{key: event[key] for key in KEPT_OF_EVENTS if key in event} for event in events]

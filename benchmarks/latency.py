@@ -105,7 +105,7 @@ def main() -> None:
             "|---|---|---|---|---|---|---|---|",
             *rows,
             "",
-            *(line for text in missing for line in (text, "")),
+            *(line for sentence in missing for line in (sentence, "")),
             PAPER,
             "",
         ]

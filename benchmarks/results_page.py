@@ -6,12 +6,14 @@ Sections without runs are left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 from evidence import RESULTS, Evidence, read_all, spread
 
+from secateur.cli.train import NAMES, Tuning
 from secateur.recipes.paper import find_recipe, is_recipe
 from secateur.recipes.reports import PAPER, curve
 from secateur.results.figures import draw_curves, draw_structures
@@ -35,19 +37,7 @@ SEARCH = """\
 From a baseline of our own (base45k) that was trained on 45,000 of the training images, to 30% of the MACs, with
 `secateur prune` and `secateur finetune`, `--hold-out 5000` and the flags in the table. Accuracy is over the 5,000
 images that neither the baseline nor the run has seen; the standard error of one such number is 0.35."""
-OF_TRAINING = {
-    "optimizer",
-    "momentum",
-    "nesterov",
-    "weight_decay",
-    "decay_norms",
-    "distill",
-    "distill_temperature",
-    "ema",
-    "finetune_epochs",
-    "finetune_lr",
-    "finetune_shape",
-}
+OF_TRAINING = {NAMES.get(setting.name, setting.name) for setting in fields(Tuning)}
 """The settings that act on a run which removes nothing."""
 INTRODUCTION = """\
 # Results
@@ -110,14 +100,7 @@ def search(sets: Sets) -> str:
     # What was pruned first, then what was only trained.
     ordered = sorted(runs.values(), key=lambda each: (each[0].trains_only, each[0].name))
     rows = [
-        [
-            each[0].name,
-            start_of(each[0]),
-            differences(each[0]),
-            *cost(each),
-            *accuracy(each)[1:],
-        ]
-        for each in ordered
+        [each[0].name, start_of(each[0]), differences(each[0]), *cost(each), *accuracy(each)[1:]] for each in ordered
     ]
     heads = ["run", "starts from", "settings, where they differ from the recipe", "MACs", "parameters", "accuracy", "n"]
     return page([run for each in ordered for run in each], f"{SEARCH}\n\n{table(heads, rows)}")
@@ -213,20 +196,20 @@ def times(sets: Sets) -> str:
     return page(used, f"{table(heads, rows)}\n\n{note}")
 
 
-def speed() -> str:
+def speed(_: Sets) -> str:
     """Speed bought: images per second before and after"""
     rows = []
     for path in sorted((RESULTS / "speed").glob("*.json")):
         told = read_json(path)
         whole, *others = told["networks"]
-        where = f"{told['where']}, {told['runner']}, {told['precision']}"
+        where = f"{told['where']}, {told['runner']}, {told['precision']}, n = {told['repetitions']}"
         for each in [whole, *others]:
             faster = f"{each['throughput'] / whole['throughput'] - 1:+.0%}" if each is not whole else ""
             left = f"{each['macs'] / whole['macs']:.1%}"
             rows.append([each["name"], where, str(each["batch"]), left, f"{each['throughput']:,.0f}", faster])
     heads = ["network", "where, how", "batch", "MACs left", "images/s", "faster by"]
     note = (
-        "Made by `secateur bench --json` with the networks in the order of the rows, medians of n = 30 passes taken by "
+        "Made by `secateur bench --json` with the networks in the order of the rows, medians of n passes taken by "
         "turns. For ResNet-50, see [MACs and time on a CPU](latency_cpu.md) and [on a GPU](latency_cuda.md); the paper "
         "reports +30% and +43% images/s for ResNet-50 with 59% and 45% of the MACs."
     )
@@ -242,15 +225,14 @@ def page(used: list[Evidence], text: str) -> str:
     return f"{text}\n\n{told(used)}" if used else ""
 
 
-SECTIONS: list[Callable[[Sets], str]] = [table1, search, table3, gfir, nas, appendix_e, times]
+SECTIONS: list[Callable[[Sets], str]] = [table1, search, table3, gfir, nas, appendix_e, times, speed]
 
 
 def draw(sets: Sets) -> str:
     parts = [INTRODUCTION]
-    sections = [(section.__doc__, section(sets)) for section in SECTIONS]
-    for title, text in [*sections, (speed.__doc__, speed())]:
-        if text:
-            parts.append(f"## {title}\n\n{text}")
+    for section in SECTIONS:
+        if text := section(sets):
+            parts.append(f"## {section.__doc__}\n\n{text}")
     return "\n\n".join(parts) + "\n"
 
 

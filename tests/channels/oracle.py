@@ -43,20 +43,25 @@ def masked(model: nn.Module, plan: Plan) -> nn.Module:
 
 def outputs(model: nn.Module, inputs: tuple[Any, ...], mode: str) -> list[Tensor]:
     """All tensors that the model gives, without dropout."""
+    set_mode(model, mode)
+    with torch.no_grad():
+        return tensors_of(model(*(t.clone() if isinstance(t, Tensor) else t for t in inputs)))
+
+
+def set_mode(model: nn.Module, mode: str) -> None:
+    """Without dropout."""
     model.train(mode == "train")
     for module in model.modules():
         if "Drop" in type(module).__name__:
             module.eval()
-    with torch.no_grad():
-        return _tensors(model(*(t.clone() if isinstance(t, Tensor) else t for t in inputs)))
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_of(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
-    return [tensor for item in value for tensor in _tensors(item)]
+    return [tensor for item in value for tensor in tensors_of(item)]
 
 
 def assert_exact(model: nn.Module, plan: Plan, inputs: tuple[Any, ...], *, cost: bool = True) -> None:

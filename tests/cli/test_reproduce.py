@@ -290,6 +290,8 @@ def test_a_recipe_that_trains_the_whole_network_once_more(
     status, _, told = reproduce("table1", PLAIN, *more)
     assert status == 0
     assert told.count("done already") == 3
+    status, _, told = reproduce("table1", PLAIN, *more, "--baseline", runs / "GBN-40-seed0" / "again")
+    assert (status, told.count("holds a run with other settings (weights)")) == (2, 1)
 
 
 def test_as_json(reproduce: Call, out: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from networks import KINDS, Network, every_option, inputs
-from oracle import _tensors, outputs, randomize_
+from oracle import outputs, randomize_, set_mode, tensors_of
 from torch import Tensor, nn
 
 import secateur
@@ -17,14 +17,11 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, hold: Callable[[], None], steps: int = 4) -> None:
-    model.train()
-    for module in model.modules():
-        if "Drop" in type(module).__name__:
-            module.eval()
+    set_mode(model, "train")
     for _ in range(steps):
         optimizer.zero_grad()
         given = (t.clone() if isinstance(t, Tensor) else t for t in EXAMPLE)
-        sum(t.square().mean() for t in _tensors(model(*given)) if t.is_floating_point()).backward()
+        sum(t.square().mean() for t in tensors_of(model(*given)) if t.is_floating_point()).backward()
         hold()
         optimizer.step()
 

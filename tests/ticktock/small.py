@@ -1,12 +1,17 @@
 """A small residual network and data on which it learns something, in double precision."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secateur import Task, TickTock, analyze, classification
+
+if TYPE_CHECKING:
+    import pytest
 
 SIZE, CLASSES = 6, 4
 
@@ -68,3 +73,8 @@ def quick(**settings: Any) -> TickTock:
     if any(name.startswith("keep_") for name in settings):
         del defaults["keep_macs"]
     return TickTock(**{**defaults, **settings})
+
+
+def on_a(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut as runs there do."""
+    monkeypatch.setattr("secateur.ticktock.run.device_of", lambda model: torch.device(device))

@@ -29,7 +29,7 @@ from killing import (
     resume,
     start,
 )
-from small import batches, prepared, quick
+from small import batches, on_a, prepared, quick
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -224,11 +224,6 @@ def test_it_goes_on_from_every_event_and_from_within_every_epoch(tmp_path: Path)
 )
 def test_it_goes_on_whatever_the_settings(settings: dict[str, Any], engine: dict[str, Any], tmp_path: Path) -> None:
     check_all_moments(quick(**RICH, **settings), tmp_path, engine=Engine(checkpoint_steps=2, **engine))
-
-
-def on_a(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut as runs there do."""
-    monkeypatch.setattr("secateur.ticktock.run.device_of", lambda model: torch.device(device))
 
 
 def test_as_on_a_gpu_where_widths_are_filled_up_with_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from small import CLASSES, batches, prepared, quick
+from small import CLASSES, batches, on_a, prepared, quick
 from torch import Tensor, nn
 
 import secateur
@@ -190,8 +190,7 @@ def test_aligned_cuts_leave_the_rest_masked_and_change_nothing() -> None:
 def test_widths_filled_up_with_zeros_are_fine_tuned_to_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for device in ("cpu", "cuda"):
-        # What runs on a GPU do, on the CPU.
-        monkeypatch.setattr("secateur.ticktock.run.device_of", lambda model, device=device: torch.device(device))
+        on_a(device, monkeypatch)
         run = Run(quick(keep_macs=0.45, min_ratio=0.0, momentum=0.9, ema=0.5), *prepared())
         widths = [run.model.inner.out_channels for event in run.events() if isinstance(event, FineTune)]
         results.append((widths, run._result()))
@@ -238,7 +237,7 @@ class Noisy(nn.Module):
 
 @pytest.mark.parametrize("make", [Summed, Tied, Noisy])
 def test_zeros_stay_zeros_whatever_reads_them(make: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secateur.ticktock.run.device_of", lambda model: torch.device("cuda"))
+    on_a("cuda", monkeypatch)
     torch.manual_seed(0)
     net = make().double()
     task = secateur.classification(batches(), batches())

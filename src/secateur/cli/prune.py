@@ -76,7 +76,7 @@ class Prune:
         return self.output.debug
 
     def run(self) -> str:
-        again = stretched(self.again, self.epochs_scale) if self.again else 0
+        again = stretched(self.again, self.epochs_scale)
         order = self.source.order(self.recipe, self.weights, epochs_scale=self.epochs_scale, again=again)
         otherwise = find_recipe(self.recipe).pruning.keep_macs if is_recipe(self.recipe) else None
         settings, engine = self.settings.checked(otherwise, self.epochs_scale), self.engine.checked()

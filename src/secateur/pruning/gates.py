@@ -75,7 +75,7 @@ class Gated(nn.Module):
             return None
         factor = self.gate_factor()
         if name == fold.weight:
-            factor = factor.view([-1 if dim == fold.axis else 1 for dim in range(raw.dim())])
+            factor = _along(factor, fold.axis, raw)
         return (raw * factor).to(fold.dtype)
 
     def gate_tensors(self) -> list[nn.Parameter]:
@@ -95,6 +95,11 @@ class Gated(nn.Module):
             return torch.empty_like(moved, dtype=_wide(moved.dtype)).copy_(tensor)
 
         return super()._apply(keep_wide, recurse)
+
+
+def _along(vector: Tensor, axis: int, tensor: Tensor) -> Tensor:
+    """The vector so that it multiplies the tensor along that axis."""
+    return vector.view([-1 if dim == axis else 1 for dim in range(tensor.dim())])
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -163,8 +168,7 @@ def _insert(module: nn.Module, site: Site, some: Tensor, filter_scale: FilterSca
         phi = phi.to(_wide(some.dtype))
         divisor = torch.where(phi == 0, 1, phi)
         weight.grad = None
-        shape = [-1 if dim == site.axis else 1 for dim in range(weight.dim())]
-        weight.data = _quotient(weight, divisor.view(shape))
+        weight.data = _quotient(weight, _along(divisor, site.axis, weight))
         if site.kind == "norm":
             weight.data[phi == 0] = 1
             weight.requires_grad_(False)
@@ -351,14 +355,14 @@ class Gates:
             for name, axis in ((site.weight, site.axis), (site.bias, 0)):
                 parameter = module._parameters[name] if name is not None else None
                 if parameter is not None and not bool(kept.all()):
-                    shape = [-1 if dim == axis else 1 for dim in range(parameter.dim())]
-                    yield parameter, kept.to(parameter).view(shape)
+                    yield parameter, _along(kept.to(parameter), axis, parameter)
 
     def cut_(self, kept: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Cut the tensors, gates and optimizer state to these channels."""
         graph = self.whole if self.merged else self.graph
+        since = self.present if self.present.graph is graph else Plan(graph, self.present.kept)
         plan = Plan(graph, kept.clone())
-        shrink_(self.model, plan, optimizer, since=Plan(graph, self.present.kept))
+        shrink_(self.model, plan, optimizer, since=since)
         self.present = plan
         self.kept = self.kept & kept
         for name in ("channels", "index", "_penalties"):

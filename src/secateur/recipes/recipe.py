@@ -97,11 +97,12 @@ def scaled(settings: TickTock, scale: float) -> TickTock:
     return settings.but(
         tick_removes=1.0 if once else min(max(LARGEST_TICK, settings.tick_removes), settings.tick_removes / scale),
         tock_epochs=epochs,
-        finetune_epochs=stretched(settings.finetune_epochs, scale) if settings.finetune_epochs else 0,
+        finetune_epochs=stretched(settings.finetune_epochs, scale),
     )
 
 
 def stretched(epochs: int, scale: float) -> int:
+    """So many times the epochs: one at least, but none of none."""
     if not scale > 0:
         raise InvalidSetting(f"epochs_scale must be above 0, got {scale}")
-    return max(1, round(epochs * scale))
+    return max(1, round(epochs * scale)) if epochs else 0

@@ -15,7 +15,7 @@ from secateur.recipes.experiments import Experiment, Step
 from secateur.recipes.jobs import Order
 from secateur.recipes.paper import find_recipe
 from secateur.recipes.recipe import scaled, stretched
-from secateur.recipes.work import AGAIN, reopen
+from secateur.recipes.work import reopen
 from secateur.results.atomic import write
 from secateur.results.structure import read_json
 from secateur.ticktock.schedule import TickTock
@@ -89,7 +89,9 @@ def check_same(step: Step, conditions: Conditions) -> None:
     summary = read_json(folder / "result" / "summary.json")
     wanted = {**settings_of(step, conditions).to_dict(), "batch_size": order.batch_size, "hold_out": order.hold_out}
     done = {**summary["settings"], **summary["order"]}
-    if step.shrunk is None and Path(str(done["weights"])).name != AGAIN:
+    if "again" in summary:
+        done["weights"] = summary["again"]["weights"]
+    if step.shrunk is None:
         wanted |= {"width": order.width, "weights": source_of(step, conditions)}
         if step.after is not None and not is_given(step, conditions):
             # Another run of the same experiment: all of them may have been moved.
@@ -110,8 +112,7 @@ def order_of(step: Step, conditions: Conditions) -> Order:
     source = source_of(step, conditions)
     if step.after is not None and not Path(str(source)).exists():
         raise InvalidSetting(f"{step.name} starts from {step.after}, which is not done yet: do that first")
-    again = find_recipe(conditions.order.recipe).again
-    again = stretched(again, conditions.scale) if again else 0
+    again = stretched(find_recipe(conditions.order.recipe).again, conditions.scale)
     return replace(conditions.order, weights=source, fresh=step.fresh, again=again)
 
 

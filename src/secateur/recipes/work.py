@@ -128,7 +128,9 @@ def perform(
             known = (out / TEACHER).is_file() and job.task.evaluate is not None
             result = replace(result, plan=plan, original=job.task.metrics(whole) if known else {})
         elif (first := _first_of(order)) is not None:
-            result = replace(result, original=read_json(first)["before"]["metrics"])
+            result = replace(result, original=first["before"]["metrics"])
+            given, metrics = first["order"]["weights"], first["after"]["metrics"]
+            about["again"] = {"weights": given, "seconds": first["seconds"], "metrics": metrics}
         seconds = latency({"before": whole, "after": result.model}, job.example)
         about["latency"] = {**seconds, "batch": 1, "device": device_name(device)}
         save(result, out / "result", **about)
@@ -303,11 +305,12 @@ def _train(
         raise stop.within("the same command as before") from None
 
 
-def _first_of(order: Order) -> Path | None:
-    """Of a run that starts from a network which was trained once more: what tells how good that was before."""
+def _first_of(order: Order) -> dict[str, Any] | None:
+    """Of a run that starts from a network which was trained once more: the summary of that."""
     folder = Path(order.weights or "")
     summary = folder / "result" / "summary.json"
-    return summary if folder.name == AGAIN and (folder.parent / "config.json").is_file() and summary.is_file() else None
+    within_a_run = folder.name == AGAIN and (folder.parent / "config.json").is_file()
+    return read_json(summary) if within_a_run and summary.is_file() else None
 
 
 def _keep_files(job: Job, order: Order, settings: TickTock, out: Path, further: Path | None) -> None:

@@ -66,9 +66,7 @@ class Run:
         assert budget is not None
         self.budget = budget
         self.num_batches = count(task.train)
-        self.model = copy_model(model)
-        if self.engine.channels_last:
-            self.model.to(memory_format=torch.channels_last)  # pyright: ignore
+        self.model = self._copy(model)
         self.synced = self._sync_batchnorm(say)
         """The batch norms that look at the batches of all processes, and their own classes."""
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -113,14 +111,18 @@ class Run:
         self.optimizer = self._make_optimizer(self.in_tock)
         self.loss = task.loss
         if settings.distill:
-            known = copy_model(teacher or model)
-            if self.engine.channels_last:
-                known.to(memory_format=torch.channels_last)  # pyright: ignore
+            known = self._copy(teacher or model)
             self.loss = distilled(task.loss, known, settings.distill, settings.distill_temperature)
         self._keep_state()
         self.watch: Callable[[str, int, int], None] | None = None
         """Called after every step with the phase, the batches done and how many there are."""
         self.record = Record(self, folder, about or {}, say) if folder is not None else None
+
+    def _copy(self, model: nn.Module) -> nn.Module:
+        copied = copy_model(model)
+        if self.engine.channels_last:
+            copied.to(memory_format=torch.channels_last)  # pyright: ignore
+        return copied
 
     def _sync_batchnorm(self, say: Callable[[str], None]) -> dict[nn.Module, type[nn.Module]]:
         if self.engine.sync_batchnorm and self.world.can_sync(self.model):
