@@ -255,6 +255,16 @@ def test_models_that_cannot_be_analysed(model: object, message: str) -> None:
         secateur.analyze(model, IMAGE)
 
 
+def test_modules_compiled_in_place_are_watched_as_written() -> None:
+    plain, model = small_network(), small_network()
+    layer = next(model.children())
+    layer.compile()
+    compiled = layer._compiled_call_impl
+    assert compiled is not None
+    assert str(secateur.analyze(model, IMAGE)) == str(secateur.analyze(plain, IMAGE))
+    assert layer._compiled_call_impl is compiled
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_scripted_and_compiled_models_are_refused() -> None:
     scripted = torch.jit.script(small_network())

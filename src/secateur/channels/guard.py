@@ -77,7 +77,9 @@ def _check_values(parameters: list[tuple[str, nn.Parameter]]) -> None:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Put back training flags, attributes, buffers and random state on leaving."""
+    """Put back training flags, attributes, buffers and random state on leaving. Modules that `Module.compile` has
+    compiled in place run as written meanwhile: compiled code cannot be watched.
+    """
     modules = list(model.modules())
     attributes = [dict(vars(module)) for module in modules]
     contents = [
@@ -91,6 +93,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     weights = [weight for module in modules for weight in module._parameters.values() if weight is not None]
     devices = sorted({t.device.index for t in weights if t.device.type == "cuda" and t.device.index is not None})
     with torch.random.fork_rng(devices=devices):
+        for module in modules:
+            vars(module).pop("_compiled_call_impl", None)
         try:
             yield
         finally:
