@@ -34,11 +34,13 @@ taken by turns with the whole network."""
 def pruned(model: nn.Module, example: torch.Tensor, share: float, kind: str, table: Any) -> nn.Module:
     """The network with that share of its MACs, or of its time, left."""
     copy = secateur.shrink(model, secateur.Plan.drop(secateur.analyze(model, example, probe=False), 0.0))
-    if kind == "by latency":
-        pruner = secateur.Pruner(copy, example, score="l1", rank="score_per_microsecond", latency=table)
+    multiple = 8 if "8" in kind else 1
+    if "by latency" in kind:
+        rank = {"rank": "score_per_microsecond", "latency": table}
+        pruner = secateur.Pruner(copy, example, score="l1", multiple_of=multiple, **rank)
         pruner.prune(keep_latency=share)
     else:
-        pruner = secateur.Pruner(copy, example, score="l1", multiple_of=8 if "8" in kind else 1)
+        pruner = secateur.Pruner(copy, example, score="l1", multiple_of=multiple)
         pruner.prune(keep_macs=share)
     return pruner.finish().eval()
 
@@ -56,7 +58,7 @@ def measure(name: str, device: torch.device, batch: int, repetitions: int) -> tu
     networks: dict[str, nn.Module] = {"whole": model}
     missing = []
     for share in SHARES:
-        for kind in ("as they come", "multiples of 8", "by latency"):
+        for kind in ("as they come", "multiples of 8", f"by latency{', multiples of 8' if on_gpu else ''}"):
             try:
                 networks[f"{share:.0%}, {kind}"] = pruned(model, example, share, kind, table)
                 print(name, share, kind, flush=True)
