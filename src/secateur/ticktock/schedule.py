@@ -10,6 +10,7 @@ from secateur.errors import InvalidSetting
 from secateur.training.engine import Engine
 
 Shape = Literal["triangle", "warmup", "cosine", "steps", "constant"]
+Mix = Literal["none", "paste", "blend"]
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,6 +125,10 @@ class TickTock:
 
     distill_temperature: float = 4.0
     """How much both outputs are softened for that."""
+
+    distill_mix: Mix = "none"
+    """Pairs of images are mixed for that, as the unpruned network knows what to say about mixtures: paste (a part of
+    one onto the other, up to half of it), blend (one faded into the other, up to half); none."""
 
     ema: float = 0.0
     """Decay of a moving average of the weights over fine-tuning, which is then the result; 0: none."""
@@ -270,6 +275,7 @@ CHOICES = {
     "filter_scale": ("norm", "mean"),
     "cut": ("auto", "now", "end"),
     "evaluate": ("always", "phases", "end"),
+    "distill_mix": ("none", "paste", "blend"),
     "tock_shape": SHAPES,
     "finetune_shape": SHAPES,
 }

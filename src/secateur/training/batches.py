@@ -56,13 +56,13 @@ def prefetch(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
             continue
         if copied:
             # Waited for before the next copy is begun, so that it is not waited for as well.
-            _hand_over(copied[0], beside, device)
+            hand_over(copied[0], beside, device)
         with torch.cuda.stream(beside):
             copied.append(to_device(batch, device))
         if len(copied) > 1:
             yield copied.popleft()
     if copied:
-        _hand_over(copied[0], beside, device)
+        hand_over(copied[0], beside, device)
         yield copied.popleft()
 
 
@@ -72,8 +72,8 @@ def _is_on(batch: Any, device: torch.device) -> bool:
     return not elsewhere
 
 
-def _hand_over(batch: Any, beside: torch.cuda.Stream, device: torch.device) -> None:
-    """Let the present stream use what was copied on the one beside it."""
+def hand_over(batch: Any, beside: torch.cuda.Stream, device: torch.device) -> None:
+    """Let the present stream use what was made on the one beside it."""
     present = torch.cuda.current_stream(device)
     present.wait_stream(beside)
     # The memory must not be given to a later copy while the present stream still reads it.
