@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -25,6 +26,8 @@ WARM_UP, ENOUGH = 3, 3
 """Calls before the first that counts, and how many must count."""
 CAPTURED = 10
 """Calls of a layer that a GPU does in a row: alone, each would take as long as it takes to start it."""
+AHEAD = 400_000_000
+"""Cycles for which a GPU is kept busy, about a fifth of a second, while a network's kernels are lined up behind."""
 SMALLEST_SAVING = 1e-3
 """Microseconds that a channel saves at least, where the device does not notice it."""
 
@@ -58,7 +61,7 @@ class LayerTable:
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """The layers of one network on one device. Layers that are not in it cost nothing, as activations and norms."""
+    """The convolutions and linear layers of one network on one device; on a GPU with what else lies between them."""
 
     where: str
     """Device, batch, number format."""
@@ -123,12 +126,16 @@ def measure_latency(
     repetitions: int = 10,
     say: Callable[[str], None] = lambda text: None,
 ) -> LatencyTable:
-    """Time every convolution and linear layer of the model by itself, at several widths, where the model is."""
+    """Time every convolution and linear layer of the model by itself, at several widths, where the model is.
+
+    On a GPU the rest of the network's time, of norms, activations and sums, is laid on the layers by how much they put
+    out. On a CPU it is not: what runs a network there mostly does such things along with the convolutions.
+    """
     calls = _watch(model, Example.of(example))
     layout = torch.channels_last if channels_last else torch.contiguous_format
     done: dict[object, LayerTable] = {}
     layers = []
-    for number, (name, module, shape) in enumerate(calls, 1):
+    for number, (name, module, shape, _) in enumerate(calls, 1):
         say(f"layer {number} of {len(calls)}")
         kind = (type(module), module.extra_repr(), shape)
         if kind not in done:
@@ -136,6 +143,10 @@ def measure_latency(
         table = done[kind]
         layers.append(LayerTable(f"{name}.weight", table.axes, table.inputs, table.outputs, table.microseconds))
     device = next(model.parameters()).device
+    if device.type == "cuda" and layers:
+        say("the whole network")
+        whole = _time_whole(model, example, precision, layout, repetitions)
+        layers = with_rest(layers, [size for *_, size in calls], whole)
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     batch = calls[0][2][0] if calls else 0
     return LatencyTable(f"{place}, batch {batch}, {str(precision).removeprefix('torch.')}", tuple(layers))
@@ -182,18 +193,50 @@ def captured(call: Callable[[], object], device: torch.device, times: int = 1) -
     return replay
 
 
+def with_rest(layers: list[LayerTable], sizes: list[int], whole: float) -> list[LayerTable]:
+    """The layers, with what is left of the whole network's microseconds laid on them by the sizes of their outputs."""
+    rest = max(0.0, whole - sum(layer.microseconds[-1][-1] for layer in layers))
+    result = []
+    for layer, size in zip(layers, sizes, strict=True):
+        more = [rest * size / sum(sizes) * outputs / layer.outputs[-1] for outputs in layer.outputs]
+        lines = tuple(tuple(a + b for a, b in zip(line, more, strict=True)) for line in layer.microseconds)
+        result.append(replace(layer, microseconds=lines))
+    return result
+
+
+def _time_whole(
+    model: nn.Module, example: Any, precision: torch.dtype, layout: torch.memory_format, repetitions: int
+) -> float:
+    """Microseconds that a GPU takes for a pass, without the time to start its kernels."""
+    call = Example.of(example).to(precision)
+    whole = copy.deepcopy(model).eval().to(dtype=precision, memory_format=layout)  # pyright: ignore[reportCallIssue]
+    found = []
+    with torch.cuda.device(next(model.parameters()).device), torch.inference_mode():
+        for _ in range(WARM_UP + repetitions):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(AHEAD)
+            begin.record()
+            call(whole)
+            end.record()
+            torch.cuda.synchronize()
+            found.append(1000 * begin.elapsed_time(end))
+    return min(found[WARM_UP:])
+
+
 def waiting_for(device: torch.device) -> Callable[[], None]:
     """What waits until the device has done its work."""
     return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
 
 
-def _watch(model: nn.Module, example: Example) -> list[tuple[str, Any, tuple[int, ...]]]:
-    """Every call of a convolution or linear layer: its name, itself, and the shape of its input."""
-    calls: list[tuple[str, Any, tuple[int, ...]]] = []
+def _watch(model: nn.Module, example: Example) -> list[tuple[str, Any, tuple[int, ...], int]]:
+    """Every call of a convolution or linear layer: its name, itself, the shape of its input, the size of its output."""
+    calls: list[tuple[str, Any, tuple[int, ...], int]] = []
+
+    def note(name: str) -> Callable[[Any, Any, Any], None]:
+        return lambda module, args, output: calls.append((name, module, tuple(args[0].shape), output.numel()))
+
     handles = [
-        module.register_forward_hook(
-            lambda module, args, output, name=name: calls.append((name, module, tuple(args[0].shape)))
-        )
+        module.register_forward_hook(note(name))
         for name, module in model.named_modules()
         if isinstance(module, (_ConvNd, nn.Linear))
     ]

@@ -81,8 +81,10 @@ def resnet56_cifar10_authors() -> Recipe:
 
 @recipe
 def resnet56_cifar10_ours() -> Recipe:
-    """ResNet-56 on CIFAR-10 with settings of our own: distillation, and longer fine-tuning that ends at zero."""
-    return ours(resnet56_cifar10()).but(training=Training(weight_decay=5e-4))
+    """ResNet-56 on CIFAR-10 with settings of our own: trained once more, then pruned and fine-tuned by distillation."""
+    recipe = ours(resnet56_cifar10())
+    pruning = recipe.pruning.but(tick_removes=0.02, rank="score_per_mac", rank_power=0.25, finetune_lr=(0.0, 0.1))
+    return recipe.but(pruning=pruning, training=Training(weight_decay=5e-4), again=60)
 
 
 @recipe
