@@ -255,6 +255,7 @@ def test_models_that_cannot_be_analysed(model: object, message: str) -> None:
         secateur.analyze(model, IMAGE)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_modules_compiled_in_place_are_watched_as_written() -> None:
     plain, model = small_network(), small_network()
     layer = next(model.children())
