@@ -108,6 +108,26 @@ def test_both_networks_see_the_same_mixture_and_evaluation_none() -> None:
     assert torch.equal(seen["model"][1], images)
 
 
+def test_networks_that_write_to_their_input_do_not_disturb_each_other() -> None:
+    class Shifting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(4, 3)
+
+        def forward(self, values: Tensor) -> Tensor:
+            return self.last(values.add_(1))
+
+    torch.manual_seed(0)
+    model, teacher = Shifting(), Shifting()
+    values, labels = torch.randn(5, 4), torch.arange(5) % 3
+    found = distilled(cross_entropy, teacher, 0.5, 1.0)(model, (values.clone(), labels))
+    with torch.no_grad():
+        ours, theirs = (network.last(values + 1).log_softmax(1) for network in (model, teacher))
+        divergence = F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+        expected = 0.5 * F.nll_loss(ours, labels) + 0.5 * divergence
+    torch.testing.assert_close(found.detach(), expected)
+
+
 def test_what_has_not_one_batch_of_images_cannot_be_mixed() -> None:
     model, teacher = two_networks()
     with pytest.raises(InvalidTask, match="takes 0"):

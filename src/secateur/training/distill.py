@@ -53,12 +53,12 @@ def distilled(loss: Loss, teacher: nn.Module, weight: float, temperature: float,
 @torch.no_grad()
 def _asked(teacher: nn.Module, args: Any, kwargs: Any) -> Callable[[], Tensor]:
     """The teacher's scores, to be waited for; on a GPU it works them out beside the model, which leaves room for it."""
+    # Both may write to what they are given.
+    args, kwargs = map_tensors((args, kwargs), torch.clone)
     device = device_of(teacher)
     if device.type != "cuda":
         target = _scores(teacher(*args, **kwargs))
         return lambda: target
-    # The model may write to what it is given.
-    args, kwargs = map_tensors((args, kwargs), torch.clone)
     beside = torch.cuda.Stream(device)
     beside.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(beside):
