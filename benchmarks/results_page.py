@@ -216,7 +216,8 @@ def speed(_: Sets) -> str:
     heads = ["network", "where, how", "batch", "MACs left", "images/s", "faster by"]
     note = (
         "Made by `secateur bench --json` with the networks in the order of the rows, medians of n passes taken by "
-        "turns. For ResNet-50, see [MACs and time on a CPU](latency_cpu.md) and [on a GPU](latency_cuda.md); the paper "
+        "turns. For ResNet-50, see [MACs and time on a CPU](latency_cpu.md), [with batches of 64](latency_cpu_64.md), and [on a "
+        "GPU](latency_cuda.md); the paper "
         "reports +30% and +43% images/s for ResNet-50 with 59% and 45% of the MACs.\n\nOn the H200 the pruned "
         "ResNet-56 is slower than the whole one: its widths of 16 to 64 become odd, and what tensor cores gain at "
         "multiples of 8 is more than what 60% of so few MACs cost. For such a GPU prune with `--multiple-of 8`."
