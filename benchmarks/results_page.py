@@ -41,6 +41,13 @@ SEARCH = """\
 From a baseline of our own (base45k) that was trained on 45,000 of the training images, to 30% of the MACs, with
 `secateur prune` and `secateur finetune`, `--hold-out 5000` and the flags in the table. Accuracy is over the 5,000
 images that neither the baseline nor the run has seen; the standard error of one such number is 0.35."""
+SPEED = """\
+Made by `secateur bench --json` with the networks in the order of the rows, medians of n passes taken by turns. For
+ResNet-50, see [MACs and time on a CPU](latency_cpu.md), [with batches of 64](latency_cpu_64.md), and [on a
+GPU](latency_cuda.md); the paper reports +30% and +43% images/s for ResNet-50 with 59% and 45% of the MACs.
+
+On the H200 the pruned ResNet-56 is slower than the whole one: its widths of 16 to 64 become odd, and tensor cores lose
+more by that than by 60% of so few MACs. `--multiple-of 8` keeps widths that they like, as for ResNet-50."""
 OF_TRAINING = {NAMES.get(setting.name, setting.name) for setting in fields(Tuning)}
 """The settings that act on a run which removes nothing."""
 INTRODUCTION = """\
@@ -214,15 +221,7 @@ def speed(_: Sets) -> str:
             left = f"{each['macs'] / whole['macs']:.1%}"
             rows.append([each["name"], where, str(each["batch"]), left, f"{each['throughput']:,.0f}", faster])
     heads = ["network", "where, how", "batch", "MACs left", "images/s", "faster by"]
-    note = (
-        "Made by `secateur bench --json` with the networks in the order of the rows, medians of n passes taken by "
-        "turns. For ResNet-50, see [MACs and time on a CPU](latency_cpu.md), [with batches of 64](latency_cpu_64.md), and [on a "
-        "GPU](latency_cuda.md); the paper "
-        "reports +30% and +43% images/s for ResNet-50 with 59% and 45% of the MACs.\n\nOn the H200 the pruned "
-        "ResNet-56 is slower than the whole one: its widths of 16 to 64 become odd, and what tensor cores gain at "
-        "multiples of 8 is more than what 60% of so few MACs cost. For such a GPU prune with `--multiple-of 8`."
-    )
-    return f"{table(heads, rows)}\n\n{note}" if rows else ""
+    return f"{table(heads, rows)}\n\n{SPEED}" if rows else ""
 
 
 def seconds(events: list[dict[str, Any]]) -> str:
