@@ -1,6 +1,7 @@
 """A page in a browser, whose every message and request is kept."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,20 @@ class View:
             name,
         )
 
-    def until(self, condition: str) -> None:
+    def until(self, condition: str, seconds: float = 20) -> None:
         """Wait for it; the browser's own way to wait needs what the page's policy forbids."""
-        patience = time.monotonic() + 20
+        patience = time.monotonic() + seconds
         while not self.page.evaluate(condition):
             assert time.monotonic() < patience, f"never came true: {condition}"
             self.page.wait_for_timeout(50)
+
+    def double_click(self, name: str, until: str) -> None:
+        """Again, as anyone would, if a busy machine has taken it for two clicks."""
+        for _ in range(5):
+            self.page.mouse.dblclick(*self.middle(name))
+            with suppress(AssertionError):
+                return self.until(until, seconds=4)
+        raise AssertionError(f"never came true: {until}")
 
     def middle(self, name: str, across: float = 0.5) -> tuple[float, float]:
         """A place in the chart, from its left to its right edge, where the mouse can go."""

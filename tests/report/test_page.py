@@ -108,8 +108,7 @@ def test_zoom_is_shared_along_the_run(view: View) -> None:
     first, *others = view.ranges(*names)
     assert others == [first, first]
     assert before[0][0] < first[0] < first[1] < before[0][1]
-    view.page.mouse.dblclick(*view.middle("metric-0"))
-    view.until("document.getElementById('cost').layout.xaxis.range[0] < 0")
+    view.double_click("metric-0", until="document.getElementById('cost').layout.xaxis.range[0] < 0")
     assert view.ranges(*names) == [pytest.approx(each) for each in before]
 
 
