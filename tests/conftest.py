@@ -1,6 +1,7 @@
 """Set up before any test imports torch."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -9,6 +10,10 @@ SHIM = str(Path(__file__).parent / "shim")
 # Two workers share two cores, and so do the commands they start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SHIM, os.environ.get("PYTHONPATH")]))
+
+# A shell starts what runs in the background deaf to Ctrl-C, and so would be the commands that tests stop by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Python reads sitecustomize at start-up only, and may have found another one than ours then.
 sys.modules.pop("sitecustomize", None)
