@@ -36,14 +36,10 @@ taken by turns with the whole network."""
 def pruned(model: nn.Module, example: torch.Tensor, share: float, kind: str, table: Any) -> nn.Module:
     """The network with that share of its MACs, or of its time, left."""
     copy = secateur.shrink(model, secateur.Plan.drop(secateur.analyze(model, example, probe=False), 0.0))
-    multiple = 8 if "8" in kind else 1
-    if "by latency" in kind:
-        rank = {"rank": "score_per_microsecond", "latency": table}
-        pruner = secateur.Pruner(copy, example, score="l1", multiple_of=multiple, **rank)
-        pruner.prune(keep_latency=share)
-    else:
-        pruner = secateur.Pruner(copy, example, score="l1", multiple_of=multiple)
-        pruner.prune(keep_macs=share)
+    by_latency = "by latency" in kind
+    rank = {"rank": "score_per_microsecond", "latency": table} if by_latency else {}
+    pruner = secateur.Pruner(copy, example, score="l1", multiple_of=8 if "8" in kind else 1, **rank)
+    pruner.prune(**{"keep_latency" if by_latency else "keep_macs": share})
     return pruner.finish().eval()
 
 
@@ -56,8 +52,8 @@ def measure(name: str, device: torch.device, batch: int, repetitions: int) -> tu
     precision = torch.bfloat16 if on_gpu else torch.float32
     batched = torch.randn(batch, 3, 224, 224, device=device)
     # A CPU takes layers of one image as it takes those of many, only sooner.
-    images = batched if on_gpu else batched[:1]
-    table = secateur.measure_latency(model.to(device), images, precision=precision, channels_last=on_gpu)
+    some = batched if on_gpu else batched[:1]
+    table = secateur.measure_latency(model.to(device), some, precision=precision, channels_last=on_gpu)
     model.to("cpu")
     networks: dict[str, nn.Module] = {"whole": model}
     missing = []
@@ -103,7 +99,7 @@ def main() -> None:
         [
             "# MACs removed against time saved",
             "",
-            f"Made by `python benchmarks/latency.py {' '.join(sys.argv[1:])}` on {where}; {how}; seed 0.",
+            f"Made by `{' '.join(['python benchmarks/latency.py', *sys.argv[1:]])}` on {where}; {how}; seed 0.",
             "",
             METHOD.format(repetitions=options.repetitions, images=f"{batch} images of 224x224"),
             "",

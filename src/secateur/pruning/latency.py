@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from bisect import bisect_right
@@ -18,6 +17,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from secateur.channels.cost import is_kept
 from secateur.channels.example import Example
 from secateur.channels.groups import ChannelGraph
+from secateur.channels.shrink import copy_model
 from secateur.errors import InvalidSetting
 
 SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
@@ -195,10 +195,10 @@ def captured(call: Callable[[], object], device: torch.device, times: int = 1) -
 
 def with_rest(layers: list[LayerTable], sizes: list[int], whole: float) -> list[LayerTable]:
     """The layers, with what is left of the whole network's microseconds laid on them by the sizes of their outputs."""
-    rest = max(0.0, whole - sum(layer.microseconds[-1][-1] for layer in layers))
+    rest = max(0.0, whole - sum(layer.microseconds[-1][-1] for layer in layers)) / sum(sizes)
     result = []
     for layer, size in zip(layers, sizes, strict=True):
-        more = [rest * size / sum(sizes) * outputs / layer.outputs[-1] for outputs in layer.outputs]
+        more = [rest * size * outputs / layer.outputs[-1] for outputs in layer.outputs]
         lines = tuple(tuple(a + b for a, b in zip(line, more, strict=True)) for line in layer.microseconds)
         result.append(replace(layer, microseconds=lines))
     return result
@@ -207,9 +207,11 @@ def with_rest(layers: list[LayerTable], sizes: list[int], whole: float) -> list[
 def _time_whole(
     model: nn.Module, example: Any, precision: torch.dtype, layout: torch.memory_format, repetitions: int
 ) -> float:
-    """Microseconds that a GPU takes for a pass, without the time to start its kernels."""
+    """Microseconds that a GPU takes for a pass, without the time to start its kernels; not `captured`, as not every
+    network can be.
+    """
     call = Example.of(example).to(precision)
-    whole = copy.deepcopy(model).eval().to(dtype=precision, memory_format=layout)  # pyright: ignore[reportCallIssue]
+    whole = copy_model(model).eval().to(dtype=precision, memory_format=layout)  # pyright: ignore[reportCallIssue]
     found = []
     with torch.cuda.device(next(model.parameters()).device), torch.inference_mode():
         for _ in range(WARM_UP + repetitions):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from secateur.errors import InvalidSetting
 from secateur.training.engine import Engine
@@ -275,7 +275,7 @@ CHOICES = {
     "filter_scale": ("norm", "mean"),
     "cut": ("auto", "now", "end"),
     "evaluate": ("always", "phases", "end"),
-    "distill_mix": ("none", "paste", "blend"),
+    "distill_mix": get_args(Mix),
     "tock_shape": SHAPES,
     "finetune_shape": SHAPES,
 }

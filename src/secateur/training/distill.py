@@ -65,6 +65,7 @@ def _asked(teacher: nn.Module, args: Any, kwargs: Any) -> Callable[[], Tensor]:
         target = _scores(teacher(*args, **kwargs))
 
     def answer() -> Tensor:
+        # What the teacher reads is held until here: it must not be given to the model while it is read.
         hand_over((args, kwargs, target), beside, device)
         return target
 
