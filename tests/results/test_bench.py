@@ -12,7 +12,7 @@ from secateur.channels.cost import Cost
 from secateur.errors import InvalidSetting
 from secateur.models.lookup import find_model
 from secateur.pruning.latency import time_by_turns
-from secateur.results.bench import bench, latency, summarize
+from secateur.results.bench import bench, latency, summarize, table
 
 OPTIONS = {
     "batch": 2,
@@ -55,6 +55,18 @@ def test_numbers_of_a_timing() -> None:
     timing = summarize("net", [0.1, 0.2, 0.3, 0.4, 1.0], 6, Cost(10, 20))
     assert (timing.median, timing.p90, timing.throughput) == (0.3, 1.0, 6 / 0.3)
     assert timing.spread == pytest.approx((0.7 - 0.15) / 2 / 0.3)
+
+
+@pytest.mark.parametrize(("median", "told"), [(0.5, False), (1.0, True), (1.2, True)])
+def test_a_smaller_network_that_is_not_faster_is_told_of(median: float, told: bool) -> None:
+    whole, pruned = (
+        summarize(name, [seconds] * 3, 1, Cost(macs, 10))
+        for name, seconds, macs in (("whole", 1.0, 200), ("runs/pruned", median, 80))
+    )
+    text = table([whole, pruned])
+    remark = "runs/pruned has 40% of the MACs of whole and is not faster here"
+    assert (remark in text, "--multiple-of 8" in text) == (told, told)
+    assert "not faster" not in table([pruned, whole])
 
 
 def test_runs_names_and_files_side_by_side(tmp_path: Path) -> None:

@@ -149,4 +149,15 @@ def table(timings: list[Timing]) -> str:
         f"{t.throughput:>9.0f} {first.median / t.median:>6.2f}x {t.spread:>6.0%}"
         for t in timings
     ]
-    return "\n".join([f"{'network':<{wide}} {heads}", *rows])
+    return "\n".join([f"{'network':<{wide}} {heads}", *rows, *_remarks(timings)])
+
+
+def _remarks(timings: list[Timing]) -> list[str]:
+    """What to do about networks that are smaller and yet not faster than the first."""
+    first = timings[0]
+    slow = [t for t in timings if t.macs < first.macs and t.median >= first.median]
+    return [
+        f"\n{t.name} has {t.macs / first.macs:.0%} of the MACs of {first.name} and is not faster here. If batches are as "
+        "they will be, prune with --multiple-of 8, as GPUs are slow at odd widths, or with --keep-latency"
+        for t in slow
+    ]
