@@ -157,7 +157,7 @@ def _remarks(timings: list[Timing]) -> list[str]:
     first = timings[0]
     slow = [t for t in timings if t.macs < first.macs and t.median >= first.median]
     return [
-        f"\n{t.name} has {t.macs / first.macs:.0%} of the MACs of {first.name} and is not faster here. If batches are as "
-        "they will be, prune with --multiple-of 8, as GPUs are slow at odd widths, or with --keep-latency"
+        f"\n{t.name} has {t.macs / first.macs:.0%} of the MACs of {first.name} and is not faster here. If batches are "
+        "as they will be, prune with --multiple-of 8, as GPUs are slow at odd widths, or with --keep-latency"
         for t in slow
     ]
