@@ -52,6 +52,12 @@ class Score:
         return type(self).observe is Score.observe or type(self).state is not Score.state
 
 
+def zero_(state: dict[str, Tensor]) -> None:
+    """Start anew with the same tensors: a captured step writes to them."""
+    for tensor in state.values():
+        tensor.zero_()
+
+
 Kind = TypeVar("Kind", bound=type[Score])
 
 
@@ -89,9 +95,7 @@ class Taylor(Score):
         super().begin(gates)
         size, phi = gates.index.numel(), gates.phis[0]
         if self.total.shape == (size,) and self.total.device == phi.device and self.total.dtype == phi.dtype:
-            # The same tensors: a captured step writes to them.
-            for tensor in self.state().values():
-                tensor.zero_()
+            zero_(self.state())
         else:
             self.total = torch.zeros(size, dtype=phi.dtype, device=phi.device)
             self.seen, self.skipped = (torch.zeros((), dtype=torch.long, device=phi.device) for _ in range(2))
@@ -149,14 +153,22 @@ class Slim(Score):
 class Watching(Score):
     """A score computed from what the gated modules put out."""
 
+    capturable = True
+
     def __init__(self) -> None:
         self.handles: list[Any] = []
+        self.sums: list[Tensor] = []
+        self.counts = torch.zeros(0)
 
     def begin(self, gates: Gates) -> None:
         super().begin(gates)
         self.close()
-        self.sums = [torch.zeros_like(m.gate_phi, dtype=torch.float64, requires_grad=False) for m in gates.modules]
-        self.counts = torch.zeros(len(gates.modules), dtype=torch.long, device="cpu")
+        phis = [module.gate_phi for module in gates.modules]
+        if [(s.shape, s.device) for s in self.sums] == [(phi.shape, phi.device) for phi in phis]:
+            zero_(self.state())
+        else:
+            self.sums = [torch.zeros_like(phi, dtype=torch.float64, requires_grad=False) for phi in phis]
+            self.counts = torch.zeros(len(phis), dtype=torch.long, device=phis[0].device)
         self.handles = [m.register_forward_hook(self._hook(i)) for i, m in enumerate(gates.modules)]
 
     def _hook(self, number: int) -> Callable[[nn.Module, Any, Tensor], None]:
@@ -207,10 +219,11 @@ class PCNN(Watching):
     def see(self, number: int, output: Tensor, shape: Callable[[Tensor], Tensor]) -> None:
         if not output.requires_grad:
             return
-        seen = output.detach().clone()  # what follows may work in place
+        wide = torch.promote_types(output.dtype, torch.float32)
+        seen = output.detach().to(wide, copy=True)  # what follows may work in place
 
         def backward(gradient: Tensor) -> None:
-            self.add(number, shape(seen * gradient).double().mean(1).abs().sum(0))
+            self.add(number, shape(seen * gradient).mean(1, dtype=torch.float64).abs().sum(0))
             self.counts[number] += seen.shape[0]
 
         output.register_hook(backward)
@@ -225,8 +238,8 @@ class APoZ(Watching):
     """Hu et al.: the share of places where the response is positive, which is what a ReLU lets pass."""
 
     def see(self, number: int, output: Tensor, shape: Callable[[Tensor], Tensor]) -> None:
-        positive = (shape(output.detach()) > 0).double()
-        self.add(number, positive.mean(1).sum(0))
+        positive = shape(output.detach()) > 0
+        self.add(number, positive.mean(1, dtype=torch.float64).sum(0))
         self.counts[number] += positive.shape[0]
 
     def end(self) -> Tensor:
