@@ -28,8 +28,8 @@ SHARES = (0.6, 0.45)
 PAPER = "The paper, ResNet-50 on a Titan X Pascal, batch 64: 59% of the MACs left +30% images/s, 45% left +43%."
 METHOD = """Weights are random, and filters ranked by their L1 norm: what is cut is not what a trained network would
 lose, but widths and times are of the kind that such a cut gives. "as they come" and "multiples of 8" have a budget of
-MACs; "by latency" has the same share as a budget of time, by a table of what each layer takes by itself at several
-widths on this device, and ranks by score per microsecond. Times are medians of n = {repetitions} passes of {images},
+MACs; "by latency" has the same share as a budget of time, by a table of what the layers take at several widths on this
+device, and ranks by score per microsecond. Times are medians of n = {repetitions} passes of {images},
 taken by turns with the whole network."""
 
 

@@ -7,6 +7,7 @@ several runs each, are in `experiments`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from inspect import getdoc
 
 from secateur.data.catalog import find_dataset
@@ -174,7 +175,7 @@ def fcn32s_voc() -> Recipe:
 def authors(recipe: Recipe) -> Recipe:
     """With the settings that the paper's authors ran where those differ from the paper."""
     pruning = recipe.pruning.but(weight_decay=5e-4, tick_shifts=True, tock_first=True)
-    return recipe.but(pruning=pruning, training=Training(weight_decay=5e-4))
+    return recipe.but(pruning=pruning, training=replace(recipe.training, weight_decay=5e-4))
 
 
 def ours(recipe: Recipe) -> Recipe:
@@ -190,4 +191,4 @@ def ours(recipe: Recipe) -> Recipe:
         finetune_shape="warmup",
         finetune_lr=(0.0, 0.1),
     )
-    return recipe.but(pruning=pruning, training=Training(weight_decay=5e-4), again=60)
+    return recipe.but(pruning=pruning, training=replace(recipe.training, weight_decay=5e-4), again=60)
