@@ -2,12 +2,17 @@
 
 import io
 import re
+import signal
+import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import rich.console
 
 from secateur import Event, FineTune, Finished, Tick, TickTock
 from secateur.cli.display import Display
+from secateur.cli.runs import stopped_by_signals
 
 
 @pytest.fixture
@@ -136,3 +141,17 @@ def test_finished_is_all_of_it(screen: io.StringIO) -> None:
     with Display(quiet=False) as display:
         display.event(end)
         assert display.bars.tasks[display.whole].completed == 1.0
+
+
+@pytest.mark.parametrize("ends_within", [0.0, 1.5], ids=["at once", "after a while"])
+def test_what_ctrl_c_waits_for_is_said_when_it_takes_a_while(ends_within: float) -> None:
+    said: list[str] = []
+    run: Any = SimpleNamespace(stopping=None)
+    with stopped_by_signals(run, said.append):
+        signal.raise_signal(signal.SIGINT)
+        assert run.stopping == signal.SIGINT
+        time.sleep(ends_within)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    time.sleep(1.5 - ends_within)
+    assert [text[:8] for text in said] == (["stopping"] if ends_within else [])

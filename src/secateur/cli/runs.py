@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from secateur.cli.display import Display, Scalars
@@ -132,7 +133,7 @@ def watched(
             if output.tensorboard and leads and run.record is not None:
                 scalars.append(Scalars(run.record.path / "tensorboard"))
                 scalars[-1].count = len(run.history)
-            with stopped_by_signals(run):
+            with stopped_by_signals(run, display.say):
                 yield
 
         watcher = Watcher(say=display.say, step=display.step, event=note, guard=guard)
@@ -153,17 +154,20 @@ def find_device(name: str) -> torch.device:
 
 
 @contextmanager
-def stopped_by_signals(run: Run) -> Iterator[None]:
+def stopped_by_signals(run: Run, say: Callable[[str], None]) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the run after the present step, with a checkpoint; a second one ends it at once."""
+    waits = Timer(1.0, say, ["stopping, as soon as this step or evaluation is done and saved; once more to stop now"])
 
     def stop(number: int, frame: Any) -> None:
         if run.stopping is not None:
             raise KeyboardInterrupt
         run.stopping = number
+        waits.start()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
+        waits.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
