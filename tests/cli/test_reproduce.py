@@ -206,7 +206,7 @@ def test_gfir_draws_a_curve_for_each_score(reproduce: Call, tmp_path: Path) -> N
     assert (status, err) == (0, "")
     page = page_of(tmp_path, "gfir", PLAIN)
     heads, rows = read_page(page)
-    assert heads == ["score", "20% removed", "40% removed", "60% removed", "80% removed"]
+    assert heads == ["score", *(f"{share}% of the filters removed" for share in (20, 40, 60, 80))]
     scores = ("taylor", "slim", "pcnn", "l1", "random")
     assert sorted(rows) == sorted([*scores, *(f"{score}-sparse" for score in scores if score != "pcnn")])
     for name, row in rows.items():
@@ -214,9 +214,9 @@ def test_gfir_draws_a_curve_for_each_score(reproduce: Call, tmp_path: Path) -> N
         events = [json.loads(line) for line in run.read_text().splitlines()]
         for share, cell in zip((20, 40, 60, 80), row, strict=True):
             last = [e for e in events if e["filters"] >= (100 - share) / 100 * events[0]["filters"]][-1]
-            assert cell == f"{last['metrics']['accuracy']:.2f}"
-    # Lines of the drawing, and of its legend, which has the same ones.
-    assert len(shapes(page.with_suffix(".svg"), "stroke-width: 1.5")) == 2 * len(rows)
+            assert cell == f"{last['metrics']['accuracy']:.2f} ({100 * last['share']:.0f}% MACs left)"
+    # Lines without and with the L1 term, where PCNN is again, and of the legend.
+    assert len(shapes(page.with_suffix(".svg"), "stroke-width: 1.2")) == len(rows) + 1 + len(scores)
 
 
 def test_segmentation_shows_what_both_networks_see(secateur: Call, tmp_path: Path) -> None:

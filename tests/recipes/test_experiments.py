@@ -168,8 +168,14 @@ def test_every_run_that_the_paper_reports_has_its_number_beside() -> None:
 
 
 def test_what_is_read_off_a_curve() -> None:
-    points = [(0.0, 90.0), (15.0, 80.0), (20.0, 70.0), (45.0, 60.0)]
-    assert [reports.at(points, share) for share in (10, 20, 40, 60)] == [90.0, 70.0, 70.0, 60.0]
+    filters, shares = (100, 85, 80, 55), (1.0, 0.8, 0.75, 0.5)
+    events = [
+        {"filters": left, "share": share, "metrics": {"accuracy": value} if value else {}}
+        for left, share, value in zip(filters, shares, (90.0, 0.0, 70.0, 60.0), strict=True)
+    ]
+    path = reports.path_of(events)
+    assert [reports.at(path, share).value for share in (10, 20, 40, 60)] == [90.0, 70.0, 70.0, 60.0]
+    assert reports.at(path, 20).macs == pytest.approx(25)
 
 
 def test_a_page_without_runs_says_so() -> None:

@@ -31,7 +31,7 @@ def height(bar: ElementTree.Element) -> float:
 def test_the_same_drawing_has_the_same_bytes(suffix: str, tmp_path: Path) -> None:
     for number in (1, 2):
         draw_structures([PRUNED, OTHER], tmp_path / f"structures{number}{suffix}")
-        draw_curves({"a": [(0, 1), (1, 3)], "b": [(0, 2)]}, tmp_path / f"curves{number}{suffix}", "x", "y")
+        draw_curves({"all": {"a": [(0, 1), (1, 3)], "b": [(0, 2)]}}, tmp_path / f"curves{number}{suffix}", "x", "y")
         draw_pictures([[np.zeros((4, 4, 3)), np.eye(4)]], ["image", "map"], tmp_path / f"pictures{number}{suffix}")
     for name in ("structures", "curves", "pictures"):
         one, two = ((tmp_path / f"{name}{number}{suffix}").read_bytes() for number in (1, 2))
@@ -78,8 +78,8 @@ def test_a_title_is_not_a_formula(tmp_path: Path) -> None:
 
 def test_every_curve_is_drawn_through_its_points(tmp_path: Path) -> None:
     curves = {"a": [(0.0, 0.0), (50.0, 10.0), (100.0, 0.0)], "b": [(0.0, 10.0), (100.0, 10.0)]}
-    draw_curves(curves, tmp_path / "figure.svg", "% removed", "accuracy")
-    drawn = [paths(tmp_path / "figure.svg", f"stroke: {colour}; stroke-width: 1.5")[0] for colour in COLOURS[:2]]
+    draw_curves({"all": curves}, tmp_path / "figure.svg", "% removed", "accuracy")
+    drawn = [paths(tmp_path / "figure.svg", f"stroke: {colour}; stroke-width: 1.2")[0] for colour in COLOURS[:2]]
     numbers = [[float(word) for word in node.get("d", "").split() if word not in "ML"] for node in drawn]
     (x0, y0, x1, y1, x2, y2), (_, top, _, same) = numbers
     assert (x1, y0, top) == pytest.approx(((x0 + x2) / 2, y2, same))
@@ -88,10 +88,12 @@ def test_every_curve_is_drawn_through_its_points(tmp_path: Path) -> None:
 
 
 def test_each_of_nine_curves_can_be_told_from_the_others(tmp_path: Path) -> None:
-    draw_curves({str(n): [(0.0, n), (1.0, n)] for n in range(9)}, tmp_path / "figure.svg", "x", "y")
-    styles = [node.get("style") for node in paths(tmp_path / "figure.svg", "stroke-width: 1.5")]
-    assert len(styles) == 2 * 9  # and in the legend
-    assert len(set(styles)) == 9
+    curves = {str(n): [(0.0, n), (1.0, n)] for n in range(9)}
+    draw_curves({"left": curves, "right": dict(reversed(curves.items()))}, tmp_path / "figure.svg", "x", "y")
+    styles = [node.get("style") for node in paths(tmp_path / "figure.svg", "stroke-width: 1.2")]
+    left, right, legend = styles[:9], styles[9:18], styles[18:]
+    assert len(set(left)) == 9
+    assert left == right[::-1] == legend
 
 
 def test_pictures_stand_in_a_grid(tmp_path: Path) -> None:

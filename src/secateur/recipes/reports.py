@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -106,19 +106,47 @@ def schedules(done: Done) -> str:
 
 def rankings(done: Done) -> str:
     """Figure GFIR: accuracy before fine-tuning against filters removed."""
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for name in done.pruned():
-        curves[name] = curve(read_lines(done.folders[name] / "result" / "history.jsonl"))
-    draw_curves(curves, done.figure, "% of the filters removed", "accuracy before fine-tuning (%)")
-    shares = (20, 40, 60, 80)
-    rows = [[name, *(f"{at(points, share):.2f}" for share in shares)] for name, points in curves.items()]
-    return page(done, ["score", *(f"{share}% removed" for share in shares)], rows, drawn=True)
+    paths = {name: path_of(read_lines(done.folders[name] / "result" / "history.jsonl")) for name in done.pruned()}
+    draw_rankings(paths, "filters", done.figure)
+    return page(done, *table_of_rankings(paths), drawn=True)
 
 
-def curve(events: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Percent of the filters removed, and the number that matters most, wherever it was computed."""
+class Removed(NamedTuple):
+    """How far pruning has come: percent of the filters and MACs removed, and the number that matters most."""
+
+    filters: float
+    macs: float
+    value: float
+
+
+def path_of(events: Sequence[dict[str, Any]]) -> list[Removed]:
+    """One point for every number of filters: the last one, after the Tock if there was one."""
     whole = events[0]["filters"]
-    return [(100 * (1 - e["filters"] / whole), main_of(e["metrics"])) for e in events if e["metrics"]]
+    last = {event["filters"]: event for event in events if event["metrics"]}.values()
+    return [Removed(100 * (1 - e["filters"] / whole), 100 * (1 - e["share"]), main_of(e["metrics"])) for e in last]
+
+
+def draw_rankings(paths: dict[str, list[Removed]], against: str, figure: Path) -> None:
+    """Curves by score, against filters or MACs removed, without the L1 term on the left and with it on the right."""
+    curves = {name: [(getattr(each, against), each.value) for each in path] for name, path in paths.items()}
+    # PCNN has no factors that the L1 term could draw to zero: it is the same on both sides.
+    sparse = {
+        name.removesuffix("-sparse"): curves[name] for name in curves if name.endswith("-sparse") or name == "pcnn"
+    }
+    plain = {name: curves[name] for name in curves if not name.endswith("-sparse")}
+    what = {"filters": "filters", "macs": "MACs"}[against]
+    panels = {"without the L1 term": plain, "with it": sparse}
+    draw_curves(panels, figure, f"% of the {what} removed", "accuracy before fine-tuning (%)")
+
+
+def table_of_rankings(paths: dict[str, list[Removed]]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows: the number when so many filters have gone, and the MACs left then."""
+    shares = (20, 40, 60, 80)
+    rows = []
+    for name, path in paths.items():
+        there = [at(path, share) for share in shares]
+        rows.append([name, *(f"{each.value:.2f} ({100 - each.macs:.0f}% MACs left)" for each in there)])
+    return ["score", *(f"{share}% of the filters removed" for share in shares)], rows
 
 
 def architectures(done: Done) -> str:
@@ -131,14 +159,21 @@ def architectures(done: Done) -> str:
         rows.append(
             [name, f"{after['macs']:,}", f"{after['params']:,}", f"{main(run):.2f}", change, PAPER.get(name, "")]
         )
-    structures = [read_structure(done.folders[name] / "result") for name in ("quarter", "shrunk") if name in done.runs]
+    draw_architectures(
+        {name: read_structure(done.folders[name] / "result") for name in ("quarter", "shrunk") if name in done.runs},
+        done.figure,
+    )
+    return page(done, ["network", "MACs", "parameters", "accuracy", "change", "the paper"], rows, drawn=True)
+
+
+def draw_architectures(structures: dict[str, Structure], figure: Path) -> None:
+    """The pruned network and the narrower one, or whichever there is."""
     if len(structures) == 2:
-        pruned, narrow = structures
+        pruned, narrow = structures["quarter"], structures["shrunk"]
         # The narrower network was never wide: it is drawn against the same whole one.
         layers = [Layer(w.name, w.before, n.after) for w, n in zip(pruned.layers, narrow.layers, strict=True)]
-        structures = [replace(pruned, title="pruned"), Structure("shrunk", layers)]
-    draw_structures(structures, done.figure)
-    return page(done, ["network", "MACs", "parameters", "accuracy", "change", "the paper"], rows, drawn=True)
+        structures = {"quarter": replace(pruned, title="pruned"), "shrunk": Structure("shrunk", layers)}
+    draw_structures(list(structures.values()), figure)
 
 
 def structures(done: Done) -> str:
@@ -218,9 +253,9 @@ def changes(run: dict[str, Any]) -> list[str]:
     return [f"{before[name]:.2f} -> {value:.2f} ({value - before[name]:+.2f})" for name, value in after.items()]
 
 
-def at(points: Sequence[tuple[float, float]], share: float) -> float:
-    """The last value before so much was removed."""
-    return [value for removed, value in points if removed <= share + 1e-9][-1]
+def at(path: Sequence[Removed], share: float) -> Removed:
+    """Where the run last was before more of the filters were removed."""
+    return [each for each in path if each.filters <= share + 1e-9][-1]
 
 
 def page(done: Done, heads: list[str], rows: list[list[str]], drawn: bool = False) -> str:

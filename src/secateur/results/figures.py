@@ -14,6 +14,7 @@ from secateur.results.structure import Structure
 
 KINDS = (".svg", ".png", ".pdf")
 STYLES = ("-", "--", ":", "-.")
+Curves = dict[str, list[tuple[float, float]]]
 COLOURS = ("#3b6fb6", "#d1662b", "#4b9b5f", "#8a5aa8", "#b0413e", "#7a7a7a")
 
 
@@ -43,17 +44,23 @@ def draw_structures(structures: Sequence[Structure], path: Path, percent: bool =
             ax.set_xticks(places, names, rotation=90, fontsize=6, parse_math=False)
 
 
-def draw_curves(curves: dict[str, list[tuple[float, float]]], path: Path, across: str, up: str) -> None:
-    """Lines through points, by name."""
-    with figure(path, rows=1, width=7.0) as axes:
-        for number, (name, points) in enumerate(curves.items()):
-            look = {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[number // len(COLOURS) % len(STYLES)]}
-            axes[0].plot(*zip(*points, strict=True), label=name, linewidth=1.5, **look)
-        axes[0].set_xlabel(across)
+def draw_curves(panels: dict[str, Curves], path: Path, across: str, up: str) -> None:
+    """Lines through points: panels by title, side by side, and curves by name, which look the same in all of them."""
+    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
+    looks = [(colour, style) for style in STYLES for colour in COLOURS]
+    lines = {}
+    with figure(path, rows=1, columns=len(panels), width=1.5 + 4.5 * len(panels), height=4.0) as axes:
+        for ax, (title, curves) in zip(axes, panels.items(), strict=True):
+            for name, points in curves.items():
+                colour, style = looks[names.index(name) % len(looks)]
+                drawn = ax.plot(*zip(*points, strict=True), label=name, linewidth=1.2, color=colour, linestyle=style)
+                lines[name] = drawn[0]
+            ax.sharey(axes[0])
+            ax.set_title(title, loc="left")
+            ax.set_xlabel(across)
+            ax.grid(alpha=0.3)
         axes[0].set_ylabel(up)
-        axes[0].grid(alpha=0.3)
-        if curves:
-            axes[0].legend(frameon=False)
+        axes[0].figure.legend(lines.values(), lines, loc="outside right upper", frameon=False)
 
 
 def draw_pictures(rows: Sequence[Sequence[Any]], titles: Sequence[str], path: Path) -> None:
