@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import secateur
 from secateur import Pruner
 from secateur.channels.example import Example, tensors_within
-from secateur.channels.verify import gaps_between, run
+from secateur.channels.rehearsal import run
+from secateur.channels.verify import gaps_between
 from secateur.models.lookup import find_model
 
 TOLERANCE = 1e-9
@@ -159,7 +160,7 @@ def build(name: str) -> tuple[nn.Module, Tensor]:
 def assert_same(expected: nn.Module, got: nn.Module, images: Tensor) -> None:
     for mode in ("eval", "train"):
         outcomes = [run(model, Example.of(images), mode).outputs for model in (expected, got)]
-        assert max((gap for _, gap in gaps_between(*outcomes) or []), default=0.0) <= TOLERANCE, mode
+        assert max((gap for _, gap in gaps_between(*outcomes, TOLERANCE) or []), default=0.0) <= TOLERANCE, mode
 
 
 def step(model: nn.Module, pruner: Pruner, optimizer: torch.optim.Optimizer, images: Tensor) -> Tensor:

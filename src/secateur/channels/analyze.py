@@ -16,6 +16,7 @@ from secateur.channels.guard import check_model, explain, undisturbed
 from secateur.channels.labels import Role
 from secateur.channels.probe import Probe
 from secateur.channels.trace import Watch
+from secateur.channels.verify import Calls
 from secateur.errors import InvalidExample, InvalidModel, unknown_name
 
 Ignore = Callable[[str, nn.Module], bool] | Iterable[str] | str
@@ -53,22 +54,29 @@ def analyze(
     say("watching a forward pass")
     unused = "is a parameter never used in this forward pass"
     with undisturbed(model), torch.no_grad():
-        output = _watch(watch, model.eval(), call)
-        if not tensors_within(output):
+        model.eval()  # not what it returns: some forget to return the model where they write it themselves
+        output, tensors = _watch(watch, model, call)
+        if not tensors:
             kind = type(output).__name__
             raise InvalidModel(f"the model's output ({kind}) holds no tensor: return tensors, or containers of them")
         products = watch.products
         unused_in_evaluation = [leaf for leaf in watch.leaves.values() if not leaf.used]
         switched = any(type(module).train is not nn.Module.train for module in model.modules())
+        calls: Calls = {"eval": [call.varied()]}
         if watch.training_matters or switched:
-            try:
-                _watch(watch, model.train(), call.repeated())
-            except InvalidExample as error:
+            model.train()
+            for training in (call.repeated(), call):
+                try:
+                    _watch(watch, model, training)
+                    calls["train"] = [training.varied()]
+                    break
+                except InvalidExample as error:
+                    failure = explain(error.__cause__ or error)
+            else:
                 unused = "is never used in evaluation mode, and training mode cannot run on this example"
                 for leaf in unused_in_evaluation:
                     leaf.used = False
-                if unused_in_evaluation:
-                    notes.append(f"training mode cannot run on this example: {explain(error.__cause__ or error)}")
+                notes.append(f"training mode cannot run on this example: {failure}")
         watch.products = products
     _freeze_ignored(watch, model, ignore)
     _freeze_unused(watch, unused)
@@ -85,7 +93,11 @@ def analyze(
     if not probe:
         return graph
     say("probing the cuts")
-    failures = Probe(model, graph, call, say).failures()
+    needless = Probe(model, graph, calls, say).needless()
+    if needless:
+        watch.notes = [note for note in watch.notes if (note.module, note.attribute) not in needless]
+        graph = build_graph(watch, str(call), tuple(notes))
+    failures = Probe(model, graph, calls, say).failures()
     if failures:
         for group in graph.groups:
             if group.name in failures:
@@ -97,12 +109,12 @@ def analyze(
     return graph
 
 
-def _watch(watch: Watch, model: nn.Module, example: Example) -> Any:
-    """One watched forward pass; what it returns must stay, and is returned.
+def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[Tensor]]:
+    """One watched forward pass; what it returns must stay, and is returned, with the tensors in it.
 
     Without the arithmetic if possible; with it where the code looks at values or fails on zeros.
     """
-    output = None
+    output, tensors = None, list[Tensor]()
     used = [leaf.used for leaf in watch.leaves.values()]
     for watch.shapes_only in (True, False):
         watch.products = []
@@ -111,6 +123,7 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> Any:
         try:
             with watch.following_modules(), watch:
                 output = example.copied()(model)
+                tensors = tensors_within(output)
         except Exception as error:
             # Anything may come out of a user's forward pass.
             if not watch.shapes_only:
@@ -119,11 +132,11 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> Any:
         else:
             if not watch.values_matter:
                 break
-    for tensor in tensors_within(output):
+    for tensor in tensors:
         state = watch.state(tensor)
         watch.freeze(state, "reaches the model's output")
         watch.layers.final |= state.made if state is not None else frozenset()
-    return output
+    return output, tensors
 
 
 def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:

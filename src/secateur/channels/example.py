@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+LEAVES = str, bytes, int, float, complex, type(None), type, range, torch.dtype, torch.device, nn.Module
+"""What holds no tensors that are the result of anything."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +51,19 @@ class Example:
         batch = tensors[0].shape[0] if tensors else None
         return self._map(lambda t: torch.cat([t, t]) if t.dim() > 0 and t.shape[0] == batch else t)
 
+    def varied(self) -> Example:
+        """With noise on what is the same everywhere, such as zeros, from which little could be seen."""
+        generator = torch.Generator(device="cpu").manual_seed(0)
+
+        def vary(tensor: Tensor) -> Tensor:
+            plain = tensor.is_floating_point() and tensor.numel() > 1 and tensor.device.type != "meta"
+            if not plain or bool((tensor != tensor.flatten()[0]).any()):
+                return tensor
+            noise = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype, device="cpu")
+            return tensor + noise.to(tensor.device)
+
+        return self._map(vary)
+
     @property
     def tensors(self) -> list[Tensor]:
         return tensors_within((self.args, self.kwargs))
@@ -64,8 +81,13 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(*(map_tensors(v, change) for v in value))
     if isinstance(value, (tuple, list)):
         return type(value)(map_tensors(v, change) for v in value)
-    if isinstance(value, dict):
+    if type(value) is dict:
         return {k: map_tensors(v, change) for k, v in value.items()}
+    if isinstance(value, dict):
+        changed = copy.copy(value)
+        for k, v in value.items():
+            changed[k] = map_tensors(v, change)
+        return changed
     return value
 
 
@@ -77,16 +99,14 @@ def tensors_within(value: Any) -> list[Tensor]:
     def visit(item: Any) -> None:
         if isinstance(item, Tensor):
             found.append(item)
-        elif isinstance(
-            item, (str, bytes, int, float, complex, type(None), type, torch.dtype, torch.device, nn.Module)
-        ):
+        elif isinstance(item, LEAVES) or type(item).__module__ == "numpy":
             return
         elif id(item) not in seen:
             seen.add(id(item))
             if isinstance(item, Mapping):
                 for entry in item.values():
                     visit(entry)
-            elif isinstance(item, (list, tuple, set, frozenset)):
+            elif isinstance(item, (Collection, Iterator)):
                 for entry in item:
                     visit(entry)
             else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,12 +94,17 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     buffers = [(buffer, buffer.detach().clone()) for buffer in {id(b): b for b in held}.values()]
     weights = [weight for module in modules for weight in module._parameters.values() if weight is not None]
     devices = sorted({t.device.index for t in weights if t.device.type == "cuda" and t.device.index is not None})
+    numpy = sys.modules.get("numpy")
+    chance = random.getstate(), numpy.random.get_state() if numpy is not None else None
     with torch.random.fork_rng(devices=devices):
         for module in modules:
             vars(module).pop("_compiled_call_impl", None)
         try:
             yield
         finally:
+            random.setstate(chance[0])
+            if numpy is not None:
+                numpy.random.set_state(chance[1])
             for module, saved in zip(modules, attributes, strict=True):
                 vars(module).clear()
                 vars(module).update(saved)

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from secateur.channels.example import Example
-from secateur.channels.groups import ChannelGraph, ChannelGroup
+from secateur.channels.groups import ChannelGraph, ChannelGroup, SizeAttribute
 from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
+from secateur.channels.rehearsal import run
 from secateur.channels.shapes import ShapesOnly
 from secateur.channels.shrink import copy_model, shrink_
-from secateur.channels.verify import compare, run
+from secateur.channels.verify import Calls, compare
 
 LARGE, COSTLY = 150_000_000, 20_000_000_000
 """Networks with more parameters, or more MACs for the example, are compared in single precision."""
@@ -41,42 +41,79 @@ class Probe:
 
     model: nn.Module
     graph: ChannelGraph
-    example: Example
+    calls: Calls
     say: Callable[[str], None]
 
     def failures(self) -> dict[str, str]:
         """The groups that cannot be cut after all, by name, with the reason."""
         found: dict[str, str] = {}
-        meta = next(self.model.parameters()).device.type == "meta"
-        # A single channel, then enough to meet other remainders, then a comparison in numbers.
-        attempts = [(self.runs, 0.0), (self.runs, 0.4)] + ([] if meta else [(self.agrees, 0.2)])
-        for attempt, fraction in attempts:
-            groups = [group for group in self.graph.groups if group.size > group.at_least and group.name not in found]
-            found.update(self._search(groups, lambda some, a=attempt, f=fraction: a(self._plan(some, f))))
+        unequal, equal = unequal_amounts(self._groups), equal_widths(self._groups)
+        # A single channel, then more and less of each group than of its like; then a comparison in numbers.
+        attempts = [(self.runs, dict.fromkeys(equal, 1)), *((self.runs, amounts) for amounts in unequal)]
+        if not self._is_meta:
+            attempts += [(self.agrees, amounts) for amounts in (*unequal[:-1], equal) if any(amounts.values())]
+        for attempt, amounts in attempts:
+            groups = [group for group in self._groups if group.name not in found]
+            found.update(self._search(groups, lambda some, a=attempt, n=amounts: a(self._plan(some, n))))
         return found
 
-    def _plan(self, groups: Sequence[ChannelGroup], fraction: float) -> Plan:
+    def needless(self) -> set[tuple[str, str]]:
+        """Module and name of attributes that equal a number of channels by chance: what they count can be cut
+        without them.
+        """
+        kinds: dict[type[nn.Module], list[SizeAttribute]] = {}
+        for attribute in self.graph.attributes:
+            kinds.setdefault(type(self.model.get_submodule(attribute.module)), []).append(attribute)
+        found: set[tuple[str, str]] = set()
+        for alike in kinds.values():
+            names = list(dict.fromkeys(attribute.attribute for attribute in alike))
+            # None, one alone, or else all: who keeps two numbers of channels keeps them all.
+            for needed in ([], *([name] for name in names)):
+                left = [attribute for attribute in alike if attribute.attribute not in needed]
+                if left and self._works_without(left):
+                    found |= {(attribute.module, attribute.attribute) for attribute in left}
+                    break
+        return found
+
+    def _works_without(self, attributes: list[SizeAttribute]) -> bool:
+        """Whether what these count can be cut while they stay what they are."""
+        channels = torch.cat([attribute.channels for attribute in attributes])
+        groups = [g for g in self._groups if bool(((channels >= g.start) & (channels < g.start + g.size)).any())]
+        out = {id(attribute) for attribute in attributes}
+        graph = replace(self.graph, attributes=tuple(a for a in self.graph.attributes if id(a) not in out))
+        plan = self._plan(groups, unequal_amounts(self._groups)[0], graph)
+        return bool(groups) and self.runs(plan) is None and (self._is_meta or self.agrees(plan) is None)
+
+    @property
+    def _groups(self) -> list[ChannelGroup]:
+        return [group for group in self.graph.groups if group.size > group.at_least]
+
+    @property
+    def _is_meta(self) -> bool:
+        return next(self.model.parameters()).device.type == "meta"
+
+    def _plan(self, groups: Sequence[ChannelGroup], amounts: dict[str, int], graph: ChannelGraph | None = None) -> Plan:
         generator = torch.Generator().manual_seed(len(groups))
         kept = self.graph.all_kept()
         for group in groups:
-            # An odd number, for code that asks whether the number of channels is even.
-            count = min(round(fraction * group.size) | 1, group.size - group.at_least)
-            kept[group.start + torch.randperm(group.size, generator=generator, device="cpu")[:count]] = False
-        return Plan(self.graph, kept)
+            some = torch.randperm(group.size, generator=generator, device="cpu")[: amounts[group.name]]
+            kept[group.start + some] = False
+        return Plan(graph or self.graph, kept)
 
     def runs(self, plan: Plan) -> Failure | None:
         """Whether the shrunk network runs."""
         work = shrink_(copy_model(self.model), plan)
-        try:
+        for mode, (example, *_) in self.calls.items():
             try:
-                with ShapesOnly():
-                    run(work, self.example, "eval")
-            except Exception:
-                # Some operators cannot do with zeros: only what fails with the arithmetic has failed.
-                run(work, self.example, "eval")
-        except Exception as error:
-            # Whatever a user's forward pass raises on other sizes is the answer that is looked for.
-            return Failure(f"the forward pass uses a fixed size: {explain(error)}", _running(work, error))
+                try:
+                    with ShapesOnly():
+                        run(work, example, mode)
+                except Exception:
+                    # Some operators cannot do with zeros: only what fails with the arithmetic has failed.
+                    run(work, example, mode)
+            except Exception as error:
+                # Whatever a user's forward pass raises on other sizes is the answer that is looked for.
+                return Failure(f"the forward pass uses a fixed size: {explain(error)}", _running(work, error))
         return None
 
     def agrees(self, plan: Plan) -> Failure | None:
@@ -84,7 +121,7 @@ class Probe:
         heavy = self.graph.params > LARGE or self.graph.macs > COSTLY
         precision = torch.float32 if heavy else torch.float64
         try:
-            result = compare(self.model, plan, self.example, precision=precision, prepare=perturb_, modes=("eval",))
+            result = compare(self.model, plan, self.calls, precision=precision, prepare=perturb_)
         except Exception as error:
             return Failure(f"the forward pass uses a fixed size: {explain(error)}")
         if plan.exact and not result.agrees:
@@ -106,6 +143,43 @@ class Probe:
             found.update(guilty or {group.name: failure.reason for group in groups})
             groups = [group for group in groups if group.name not in found]
         return found
+
+
+def unequal_amounts(groups: Sequence[ChannelGroup]) -> list[dict[str, int]]:
+    """How many channels to cut of each group, in at least two ways: groups of one size lose different numbers in all
+    but the last, which is for good measure, so that no code that takes their sizes for equal goes unnoticed.
+
+    Always odd numbers, for code that asks whether the number of channels is even; up to three quarters.
+    """
+    ranks: dict[int, int] = {}
+    places: dict[str, tuple[int, int]] = {}
+    for group in groups:
+        ranks[group.size] = ranks.get(group.size, -1) + 1
+        places[group.name] = ranks[group.size], max(1, 3 * group.size // 8)
+    # The rank in digits: two groups differ in one of them. More than three do not pay.
+    digits = min(3, max((_digits(rank, base) for rank, base in places.values()), default=1))
+    result: list[dict[str, int]] = []
+    for digit in range(digits + 1):
+        amounts = {}
+        for group in groups:
+            rank, base = places[group.name]
+            number = (rank // base**digit + base // 2 ** (digit + 1)) % base
+            amounts[group.name] = min(2 * number + 1, group.size - group.at_least)
+        result.append(amounts)
+    return result
+
+
+def _digits(rank: int, base: int) -> int:
+    count = 1
+    while base > 1 and rank >= base**count:
+        count += 1
+    return count
+
+
+def equal_widths(groups: Sequence[ChannelGroup]) -> dict[str, int]:
+    """How many channels to cut so that groups become equally wide, for code that asks whether shapes are equal."""
+    width = min((group.size for group in groups if group.size >= 4), default=0)
+    return {g.name: min(max(0, g.size - width), g.size - g.at_least) if width else 0 for g in groups}
 
 
 def _bisect(

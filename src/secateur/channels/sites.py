@@ -63,6 +63,7 @@ class Layers:
     """Filters whose result is the model's."""
 
     def __post_init__(self) -> None:
+        self._computed: list[Tensor] = []
         self._holders: dict[int, list[tuple[nn.Module, str]]] = {}
         for module in self.model.modules():
             for attribute, tensor in module._parameters.items():
@@ -78,7 +79,7 @@ class Layers:
         """
         name = self.names.get(id(running), "")
         axis = _axis(leaf, codes) if leaf is not None and along else None
-        key = f"{leaf.name} along {axis}" if leaf is not None else f"{name} (computed)"
+        key = f"{leaf.name} along {axis}" if leaf is not None else f"{name} (computed {self._number_of(codes)})"
         if key not in self.filters:
             found = Candidate(_site("filter", name), codes, (), trains)
             if leaf is None:
@@ -88,6 +89,14 @@ class Layers:
                 found = self._at_home(found, leaf, axis, bias)
             self.filters[key] = found
         return key
+
+    def _number_of(self, codes: Axis) -> int:
+        """Weights that are computed have no name: those of other channels are others."""
+        known = (i for i, c in enumerate(self._computed) if isinstance(codes, Tensor) and torch.equal(c, codes))
+        number = next(known, len(self._computed))
+        if number == len(self._computed):
+            self._computed.append(codes if isinstance(codes, Tensor) else torch.empty(0))
+        return number
 
     def add_norm(self, running: nn.Module, leaf: Leaf | None, codes: Axis, bias: Tensor | None, bare: bool) -> None:
         """Remember a norm that takes out the scale of what comes in.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from secateur.channels.rules.registry import Operator, Rule, tensors_in
 from secateur.channels.rules.ties import pointwise
 from secateur.channels.shapes import EagerMode, has_mask, shape_only
 from secateur.channels.sites import Layers
+
+COUNTER = itertools.count()
 
 
 @dataclass
@@ -79,6 +82,8 @@ class Watch(EagerMode):
         self.leaves: dict[int, Leaf] = {}
         self.modules = {id(module): name for name, module in reversed(list(model.named_modules()))}
         self.layers = Layers(model, self.modules)
+        # Tensors that were kept from an earlier analysis are strangers to this one.
+        self._mark = f"_secateur_{next(COUNTER)}"
         self._stack: list[nn.Module] = [model]
         self._families: dict[int, list[weakref.ref[Tensor]]] = {}
         self._operators: dict[Any, Operator] = {}
@@ -158,12 +163,12 @@ class Watch(EagerMode):
         if leaf is not None:
             leaf.used = True
             return leaf.state
-        return tensor.__dict__.get("_secateur_state")
+        return tensor.__dict__.get(self._mark)
 
     def put(self, tensor: Tensor, state: State) -> None:
         """Remember what is known of an operator's result."""
         if id(tensor) not in self.leaves:
-            tensor._secateur_state = state  # pyright: ignore[reportAttributeAccessIssue]
+            setattr(tensor, self._mark, state)
         elif not _same_axes(self.leaves[id(tensor)].state.axes, state.axes):
             self._forget([tensor], [state])
 
@@ -201,7 +206,7 @@ class Watch(EagerMode):
             if state is not None:
                 states.append(state)
             if id(tensor) not in self.leaves:
-                tensor._secateur_state = State([None] * tensor.dim())  # pyright: ignore[reportAttributeAccessIssue]
+                setattr(tensor, self._mark, State([None] * tensor.dim()))
         for state in states:
             self.freeze(state, reason)
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from secateur.channels.example import Example, tensors_within
+from secateur.channels.example import Example
 from secateur.channels.groups import ChannelGroup
-from secateur.channels.guard import undisturbed
 from secateur.channels.plan import Plan
-from secateur.channels.shapes import EagerMode, has_mask
+from secateur.channels.rehearsal import Choice, Outcome, Product, run
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.errors import NotEquivalent
 
+Calls = dict[str, list[Example]]
+"""What to call the model with in each mode, "eval" and "train": the first that it can run on."""
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Of the difference relative to the largest output, by the precision of the comparison."""
 
@@ -65,11 +66,12 @@ def verify(model: nn.Module, plan: Plan, example: Any) -> Verification:
     were admitted as inexact.
     """
     call = Example.of(example)
-    result = compare(model, plan, call)
+    calls: Calls = {"eval": [call], "train": [call.repeated(), call]}
+    result = compare(model, plan, calls)
     if not result.outputs:
-        raise NotEquivalent("this example gives no outputs to compare: pass one that does")
+        raise NotEquivalent("this example gives no outputs to compare, or only zeros: pass one that does")
     if result.exact and not result.agrees:
-        guilty = [group.name for group in plan.graph.groups if _is_guilty(model, plan, group, call)]
+        guilty = [group.name for group in plan.graph.groups if _is_guilty(model, plan, group, calls)]
         where = f"group {', '.join(repr(name) for name in guilty)}" if guilty else "these groups taken together"
         raise NotEquivalent(
             f"masked and shrunk differ by {result.difference:.1e} (allowed: {TOLERANCES[result.precision]:.0e}) "
@@ -78,51 +80,53 @@ def verify(model: nn.Module, plan: Plan, example: Any) -> Verification:
     return result
 
 
-def _is_guilty(model: nn.Module, plan: Plan, group: ChannelGroup, example: Example) -> bool:
+def _is_guilty(model: nn.Module, plan: Plan, group: ChannelGroup, calls: Calls) -> bool:
     part = slice(group.start, group.start + group.size)
     kept = plan.graph.all_kept()
     kept[part] = plan.kept[part]
-    return not bool(kept.all()) and not compare(model, Plan(plan.graph, kept), example).agrees
+    return not bool(kept.all()) and not compare(model, Plan(plan.graph, kept), calls).agrees
 
 
 def compare(
     model: nn.Module,
     plan: Plan,
-    example: Example,
+    calls: Calls,
     *,
     precision: torch.dtype = torch.float64,
     prepare: Callable[[nn.Module], None] | None = None,
-    modes: tuple[str, ...] = ("eval", "train"),
 ) -> Verification:
     """Masked against shrunk on a copy of the model, after `prepare`."""
     work = copy_model(model).to(precision)
-    cast = example.to(precision)
     if prepare is not None:
         prepare(work)
     mask_(work, plan)
-    masked: dict[str, Outcome] = {}
-    for mode in modes:
-        try:
-            masked[mode] = run(work, cast, mode)
-        except Exception:
-            # Nothing has been cut yet: the model cannot run in double precision, or cannot train on this example.
-            if mode == "eval":
-                if precision == torch.float64:
-                    return compare(model, plan, example, precision=torch.float32, prepare=prepare, modes=modes)
-                raise
+    masked: dict[str, tuple[Example, Outcome]] = {}
+    for mode, examples in calls.items():
+        for example in examples:
+            cast = example.to(precision)
+            try:
+                masked[mode] = cast, run(work, cast, mode)
+                break
+            except Exception:
+                # Nothing has been cut yet: the model cannot run in double precision, or cannot train on this example.
+                if mode == "eval":
+                    if precision == torch.float64:
+                        return compare(model, plan, calls, precision=torch.float32, prepare=prepare)
+                    raise
     shrink_(work, plan)
     gaps: list[tuple[float, float]] = []
     count = 0
     chosen = False
-    for mode, expected in masked.items():
+    for mode, (cast, expected) in masked.items():
         got = run(work, cast, mode)
         compared = expected.outputs
-        found = gaps_between(compared, got.outputs)
+        found = gaps_between(compared, got.outputs, TOLERANCES[precision])
         wrong = found is None or any(relative > TOLERANCES[precision] for _, relative in found)
-        if expected.chose and (wrong or not any(t.numel() for t in compared)):
-            compared, chosen = expected.products, True
-            found = gaps_between(compared, got.products)
-        count += sum(t.numel() for t in compared)
+        if expected.choices and (not any(t.numel() for t in compared) or (wrong and expected.choices != got.choices)):
+            chosen = True
+            compared, others = _until_they_part(expected, got)
+            found = gaps_between(compared, others, TOLERANCES[precision])
+        count += sum(t.numel() for t in compared if bool(t.nan_to_num(0, 0, 0).any()))
         if found is None:
             shapes = [[tuple(t.shape) for t in outcome.outputs] for outcome in (expected, got)]
             raise NotEquivalent(f"the shrunk network's outputs have shapes {shapes[1]}, the masked one's {shapes[0]}")
@@ -138,8 +142,29 @@ def compare(
     )
 
 
-def gaps_between(expected: list[Tensor], got: list[Tensor]) -> list[tuple[float, float]] | None:
-    """For each tensor the largest absolute difference, also relative to its largest value; None for other shapes."""
+def _until_they_part(expected: Outcome, got: Outcome) -> tuple[list[Tensor], list[Tensor]]:
+    """What can be compared of two passes that choose differently: all up to there, and what the choice was among."""
+    ours: list[Tensor] = []
+    theirs: list[Tensor] = []
+    for a, b in zip(expected.steps, got.steps, strict=False):
+        if type(a) is not type(b):
+            break
+        if isinstance(a, Product) or a.shape == b.shape:
+            ours += a.sums
+            theirs += b.sums
+        if isinstance(a, Choice) and a != b:
+            break
+    return ours, theirs
+
+
+def gaps_between(
+    expected: Sequence[Tensor], got: Sequence[Tensor], tolerance: float
+) -> list[tuple[float, float]] | None:
+    """For each tensor the largest absolute difference, also relative to its largest value; None for other shapes.
+
+    Values in common that are so large that a difference could hide behind them, as -1e9 at places that do not count,
+    are left out.
+    """
     if [t.shape for t in got] != [t.shape for t in expected]:
         return None
     gaps = []
@@ -147,52 +172,7 @@ def gaps_between(expected: list[Tensor], got: list[Tensor]) -> list[tuple[float,
         differ = (a != b) & ~(a.isnan() & b.isnan())
         if bool(differ.any()):
             gap = float((a - b)[differ].abs().nan_to_num(float("inf"), float("inf")).max())
-            gaps.append((gap, gap / max(float(a.abs().nan_to_num(0, 0, 0).max()), 1e-30)))
+            size = a.abs().nan_to_num(0, 0, 0)
+            hides = ~differ & (size > 0.01 / tolerance * size[differ].max())
+            gaps.append((gap, gap / max(float(size[~hides].max()), 1e-30)))
     return gaps
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a forward pass gave."""
-
-    outputs: list[Tensor]
-    products: list[Tensor]
-    """Sum and sum of squares of every convolution and matrix product before the first choice by value."""
-    chose: bool
-
-
-class Record(EagerMode):
-    """Sums up every product; removed channels give zeros there, so that masked and shrunk must agree."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.products: list[Tensor] = []
-        self.chose = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name = func._schema.name.removeprefix("aten::")
-        if (
-            name in ("topk", "sort", "argmax", "argmin", "torchvision::nms")
-            or torch.Tag.dynamic_output_shape in func.tags
-        ):
-            self.chose |= name != "index" or has_mask(args[1])
-        elif name in ("convolution", "mm", "addmm", "bmm", "baddbmm") and not self.chose:
-            self.products += [out.double().sum(), out.double().square().sum()]
-        return out
-
-
-@torch.no_grad()
-def run(model: nn.Module, example: Example, mode: str) -> Outcome:
-    """A forward pass; in training mode with a batch of two and without dropout."""
-    with undisturbed(model), Record() as record:
-        model.train(mode == "train")
-        if mode == "train":
-            example = example.repeated()
-            for module in model.modules():
-                if "drop" in type(module).__name__.lower() or type(module).__name__ == "StochasticDepth":
-                    module.eval()
-        torch.manual_seed(0)
-        output = example.copied()(model)
-    outputs = [torch.view_as_real(t) if t.is_complex() else t for t in tensors_within(output)]
-    return Outcome([t.double() for t in outputs], record.products, record.chose)

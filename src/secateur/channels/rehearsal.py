@@ -1,0 +1,109 @@
+"""A forward pass that can be repeated and compared: nothing is left to chance, and what led to the result is noted."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.channels.example import Example, tensors_within
+from secateur.channels.guard import undisturbed
+from secateur.channels.shapes import EagerMode, has_mask
+
+PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm")
+CHOICES = ("topk", "sort", "argmax", "argmin", "torchvision::nms")
+MEANS = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0, "exponential_": 1.0}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A convolution or matrix product; removed channels give zeros there, so that masked and shrunk have equal sums."""
+
+    sums: tuple[Tensor, Tensor]
+    """Of the elements and of their squares."""
+    shape: torch.Size
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Elements picked by value, as boxes are."""
+
+    sums: tuple[Tensor, ...]
+    """Of what they were picked from, if those are numbers."""
+    shape: torch.Size
+    picked: tuple[Tensor, ...]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Choice) or len(self.picked) != len(other.picked):
+            return False
+        return all(torch.equal(a, b) for a, b in zip(self.picked, other.picked, strict=True))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a forward pass gave, and what led to it."""
+
+    outputs: list[Tensor]
+    steps: list[Product | Choice]
+
+    @property
+    def choices(self) -> list[Choice]:
+        return [step for step in self.steps if isinstance(step, Choice)]
+
+
+class Record(EagerMode):
+    """Notes products and choices, and gives expected values for random numbers: dropout lets everything pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Product | Choice] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        trained = {"native_dropout": 2, "rrelu_with_noise": 4}.get(name)
+        out = func(*args, **(kwargs or {})) if trained is None else func(*args[:trained], False)
+        self._take_chance_out(name, out, args)
+        if name in CHOICES or (torch.Tag.dynamic_output_shape in func.tags and (name != "index" or has_mask(args[1]))):
+            among = args[0]
+            picked = tuple(t for t in tensors_within((args, out)) if not t.is_floating_point())
+            self.steps.append(Choice(_sums(among) if among.is_floating_point() else (), among.shape, picked))
+        elif name in PRODUCTS:
+            self.steps.append(Product(_sums(out), out.shape))
+        return out
+
+    def _take_chance_out(self, name: str, out: Any, args: tuple[Any, ...]) -> None:
+        if name in MEANS:
+            out.fill_(MEANS[name])
+        elif name in ("bernoulli_", "bernoulli"):
+            chance = 0.5 if name == "bernoulli_" else args[0]
+            given = args[1] if len(args) > 1 else chance
+            out.copy_(given) if isinstance(given, Tensor) else out.fill_(given)
+        elif name == "uniform_":
+            out.fill_(sum((*args[1:], *(0.0, 1.0)[len(args) - 1 :])) / 2)
+        elif name == "normal_":
+            out.fill_(args[1] if len(args) > 1 else 0.0)
+
+
+def _sums(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    return tensor.double().sum(), tensor.double().square().sum()
+
+
+@torch.no_grad()
+def run(model: nn.Module, example: Example, mode: str) -> Outcome:
+    """A forward pass in evaluation or training mode, without dropout."""
+    with undisturbed(model), Record() as record:
+        model.train(mode == "train")
+        for module in model.modules():
+            if "drop" in type(module).__name__.lower() or type(module).__name__ == "StochasticDepth":
+                module.eval()
+        torch.manual_seed(0)
+        random.seed(0)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(0)
+        output = example.copied()(model)
+    outputs = [torch.view_as_real(t) if t.is_complex() else t for t in tensors_within(output)]
+    return Outcome([t.double() for t in outputs], record.steps)

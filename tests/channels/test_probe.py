@@ -1,0 +1,279 @@
+"""What labels cannot see, the probe must: sizes that only Python code knows of, and code that only training runs."""
+
+import collections
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle import assert_exact, masked, outputs, randomize_
+from sandwich import IMAGE, Sandwich, parameter, reasons, sizes
+from torch import Tensor, nn
+
+import secateur
+from secateur import Plan
+from secateur.channels.groups import ChannelGroup
+from secateur.channels.probe import equal_widths, unequal_amounts
+
+
+class Attention(nn.Module):
+    """The result of `value` is viewed as wide as what comes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.value, self.project = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+        self.query, self.key, self.last = nn.Conv2d(8, 4, 1), nn.Conv2d(8, 4, 1), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        scores = (self.query(x).flatten(2).mT @ self.key(x).flatten(2)).softmax(-1)
+        return self.last(x + self.project((self.value(x).flatten(2) @ scores.mT).view(x.shape)))
+
+
+class Pair(nn.Module):
+    """Two layers of the given widths, of which `body` makes what the last one reads, as wide as the second."""
+
+    def __init__(self, body: Callable[[Tensor, Tensor], Tensor], wide: int = 8, narrow: int = 8) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, wide, 3, padding=1), nn.Conv2d(wide, narrow, 3, padding=1)
+        self.last, self.body = nn.Conv2d(narrow, 2, 1), body
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x).relu()
+        return self.last(self.body(x, self.b(x).relu()))
+
+
+def ratio(x: Tensor, y: Tensor) -> Tensor:
+    return y * (y.shape[1] / x.shape[1])
+
+
+def joined_if_alike(x: Tensor, y: Tensor) -> Tensor:
+    return y + x if y.shape == x.shape else y
+
+
+@pytest.mark.parametrize(
+    ("model", "stay"),
+    [
+        (Attention(), {"stem", "value"}),
+        (Pair(ratio), {"a", "b"}),
+        (Pair(ratio, wide=16), {"a", "b"}),
+        (Pair(joined_if_alike, wide=16), {"a"}),
+    ],
+    ids=["attention", "ratio", "ratio of other widths", "joined if alike"],
+)
+def test_sizes_that_only_the_code_ties(model: nn.Module, stay: set[str]) -> None:
+    graph = secateur.analyze(randomize_(model), IMAGE)
+    assert not stay & set(sizes(graph))
+    for seed in range(3):
+        assert_exact(model, Plan.drop(graph, 0.4, seed), (IMAGE,), cost=False)
+
+
+class Schooled(nn.Module):
+    """Training runs `body` on features, too."""
+
+    def __init__(self, body: Callable[[nn.Module, Tensor], Any]) -> None:
+        super().__init__()
+        self.a, self.last, self.aux = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 2, 1), nn.Linear(8 * 36, 2)
+        self.body = body
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.a(x).relu()
+        return (self.last(x), self.body(self, x)) if self.training else self.last(x)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda m, x: m.aux(x.view(-1, 8 * 36)),
+        lambda m, x: m.aux(x.flatten(1)) / x.shape[1],
+        lambda m, x: x,
+    ],
+    ids=["a fixed size", "the number of channels", "an output"],
+)
+@pytest.mark.parametrize("image", [IMAGE, IMAGE[0]], ids=["batch", "no batch"])
+def test_what_only_training_does(body: Callable[[nn.Module, Tensor], Any], image: Tensor) -> None:
+    model = randomize_(Schooled(body))
+    graph = secateur.analyze(model, image)
+    assert not graph.groups or image.dim() == 3  # where training cannot run, a note says so
+    if graph.groups:
+        assert any("training mode cannot run" in note for note in graph.notes)
+
+
+def test_chance_in_training_is_no_difference() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        for _ in range(8):
+            if not (m.training and random.random() < 0.5):
+                x = x + 0.1 * m.mid(x).tanh()
+        x = F.dropout(x, 0.3, m.training) + 0.1 * F.dropout2d(x, 0.5, m.training)
+        x = F.rrelu(x, training=m.training)
+        return x * torch.rand_like(x) + x * torch.empty_like(x).uniform_(0.5, 1.5) if m.training else x
+
+    model = randomize_(Sandwich(body, mid=nn.Conv2d(8, 8, 1)))
+    random.seed(1)
+    state, drawn = random.getstate(), torch.random.get_rng_state()
+    graph = secateur.analyze(model, IMAGE)
+    result = secateur.verify(model, Plan.drop(graph, 0.4), IMAGE)
+    assert result.modes == ("eval", "train")
+    assert sizes(graph)
+    assert random.getstate() == state
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+
+
+class Counting(nn.Module):
+    """Attributes that equal a width by chance; a view makes the analysis look at all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_classes = self.steps = self.channels = 8
+        self.features, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        x = F.adaptive_avg_pool2d(self.features(x), 1).view(-1, self.channels)
+        for _ in range(self.steps):
+            x = x * 1.1
+        x = self.head(x)
+        return x * F.one_hot(labels, self.num_classes) if self.training and labels is not None else x
+
+
+def test_only_attributes_that_count_channels_follow_the_cut() -> None:
+    model = randomize_(Counting())
+    labels = torch.tensor([7, 1])
+    for example in (IMAGE, (IMAGE, labels)):
+        graph = secateur.analyze(model, example)
+        assert sizes(graph) == {"features": 8}
+        small: Any = secateur.shrink(model, Plan.drop(graph, 0.4))
+        assert (small.num_classes, small.steps, small.channels) == (8, 8, 5)
+        assert small.train()(IMAGE, labels).shape == (2, 8)
+
+
+def picked_early(m: Any, x: Tensor) -> Tensor:
+    best = x.sum((1, 2, 3)).topk(1).indices
+    return x / x.shape[1] * m.offset[best].sum()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [picked_early, lambda m, x: x / x.shape[1] * m.offset[(x.sum((1, 2, 3)) > 0).nonzero()].sum()],
+    ids=["topk", "nonzero"],
+)
+def test_a_choice_that_falls_alike_excuses_nothing(body: Callable[..., Tensor]) -> None:
+    model = randomize_(Sandwich(body, offset=parameter(2)))
+    plan = Plan.drop(secateur.analyze(model, IMAGE, probe=False), 0.4)
+    with pytest.raises(secateur.NotEquivalent):
+        secateur.verify(model, plan, IMAGE)
+    assert "first" not in sizes(secateur.analyze(model, IMAGE))
+
+
+@pytest.mark.parametrize("value", [-1e9, torch.finfo(torch.float64).min, float("-inf")])
+def test_large_constants_hide_nothing(value: float) -> None:
+    hidden = torch.zeros(2, 5, 6, 6, dtype=torch.bool)
+    hidden[:, 0, 0] = True
+
+    class Masked(Sandwich):
+        def forward(self, image: Tensor) -> Tensor:
+            return super().forward(image).masked_fill(hidden[: len(image)].repeat(len(image) // 2, 1, 1, 1), value)
+
+    wrong, right = (randomize_(Masked(body)) for body in (lambda m, x: x / x.shape[1], lambda m, x: x / 8))
+    plan = Plan.drop(secateur.analyze(wrong, IMAGE, probe=False), 0.4)
+    with pytest.raises(secateur.NotEquivalent):
+        secateur.verify(wrong, plan, IMAGE)
+    assert "first" not in sizes(secateur.analyze(wrong, IMAGE))
+    assert secateur.verify(right, Plan.drop(secateur.analyze(right, IMAGE), 0.4), IMAGE).agrees
+
+
+def test_an_example_of_zeros() -> None:
+    layers = nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(8, 2, 1, bias=False)
+
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = layers
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x).relu()
+            return self.last(x / x.shape[1])
+
+    zeros = torch.zeros(1, 3, 6, 6, dtype=torch.float64)
+    model = randomize_(Bare())
+    assert not secateur.analyze(model, zeros).groups
+    with pytest.raises(secateur.NotEquivalent, match="or only zeros"):
+        secateur.verify(model, Plan.drop(secateur.analyze(model, zeros, probe=False), 0.4), zeros)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda x: {"f": x}.values(), lambda x: collections.deque([x]), lambda x: map(torch.relu, [x]), iter],
+    ids=["values", "deque", "map", "iterator"],
+)
+def test_outputs_in_any_container_stay(wrap: Callable[[Tensor], Any]) -> None:
+    model = randomize_(Sandwich(lambda m, x: (m.mid(x), wrap(x)), inner=0, mid=nn.Conv2d(8, 2, 1)))
+    assert reasons(secateur.analyze(model, IMAGE))["first"] == "reaches the model's output"
+
+
+def test_weights_computed_in_one_module_are_told_apart() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        x = F.conv2d(F.conv2d(x, m.w * 0.5).relu(), m.v * 0.5)
+        return x + m.mid(x)
+
+    model = randomize_(Sandwich(body, w=parameter(8, 8, 1, 1), v=parameter(8, 8, 1, 1), mid=nn.Conv2d(8, 8, 1)))
+    graph = secateur.analyze(model, IMAGE)
+    computed = "has weights that are computed from others"
+    assert graph.ungated == {"w": computed, "v": computed}
+
+
+def test_a_train_that_returns_nothing() -> None:
+    class Frozen(Sandwich):
+        def train(self, mode: bool = True) -> Any:
+            super().train(mode)
+            self.norm.eval()
+
+    assert sizes(secateur.analyze(randomize_(Frozen(lambda m, x: x)), IMAGE)) == {"first": 8}
+
+
+class Batch(dict[str, Tensor]):
+    """Reached by attribute, as some libraries have it."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_an_example_in_a_dict_of_its_own_kind() -> None:
+    class Takes(Sandwich):
+        def forward(self, batch: Any) -> Any:
+            return super().forward(batch.image)
+
+    assert sizes(secateur.analyze(randomize_(Takes(lambda m, x: x)), (Batch(image=IMAGE),))) == {"first": 8}
+
+
+def test_a_tensor_kept_from_another_analysis_is_a_stranger() -> None:
+    kept: dict[Any, Tensor] = {}
+
+    def body(m: Any, x: Tensor) -> Tensor:
+        return x + kept.setdefault(x.shape[1:], torch.zeros_like(x[:1]))
+
+    secateur.analyze(randomize_(Sandwich(body, more=nn.Conv2d(64, 64, 3))), IMAGE)
+    model = randomize_(Sandwich(body))
+    graph = secateur.analyze(model, IMAGE)
+    assert outputs(masked(model, Plan.drop(graph, 0.4)), (IMAGE,), "eval")
+
+
+def groups_of(*widths: int) -> list[ChannelGroup]:
+    return [ChannelGroup(str(i), 0, width, (), 1, 1, None) for i, width in enumerate(widths)]
+
+
+def test_any_two_groups_of_a_size_lose_different_numbers_at_some_time() -> None:
+    groups = groups_of(*[16] * 30, *[8] * 9, 5, 3, 64)
+    ways = unequal_amounts(groups)[:-1]
+    for a in groups:
+        for b in groups:
+            if a.size == b.size and a is not b:
+                assert any(way[a.name] != way[b.name] for way in ways)
+    for way in unequal_amounts(groups):
+        assert all(0 < way[g.name] < g.size and (way[g.name] % 2 or g.size < 4) for g in groups)
+
+
+def test_widths_made_equal() -> None:
+    amounts = equal_widths(groups_of(16, 8, 3, 64))
+    assert amounts == {"0": 8, "1": 0, "2": 0, "3": 56}
+    assert equal_widths(groups_of(2, 3)) == {"0": 0, "1": 0}
