@@ -218,6 +218,7 @@ def test_evaluate_what_was_held_out(secateur: Call, run: Path, cifar: Path) -> N
         (["digits", "--weights", "nowhere"], "there is neither a run nor a file with weights at nowhere"),
         (["digits", "--device", "gpu"], "there is no device 'gpu' here ("),
         (["digits", "--hold-out", "5000"], "examples 1 to 1437 can be held out, got 5000"),
+        (["digits"], "digits has random weights: name what to test, --weights RUN or FILE"),
     ],
 )
 def test_a_wrong_evaluation_is_one_line(secateur: Call, arguments: list[str], message: str) -> None:

@@ -68,8 +68,20 @@ def test_wrong_names_suggest_near_ones(name, message, user_module):
 
 
 def test_a_fault_inside_the_users_module_is_not_a_wrong_name(user_module):
-    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+    with pytest.raises(InvalidModel, match=r"own_faulty cannot be imported: ModuleNotFoundError: .*no_such_package"):
         find_model("own_faulty:build")
+
+
+def test_a_module_that_python_cannot_read(user_module, tmp_path):
+    (tmp_path / "own_broken.py").write_text("def build(:\n")
+    with pytest.raises(InvalidModel, match=r"own_broken cannot be imported: SyntaxError: .*own_broken\.py, line 1"):
+        find_model("own_broken:build")
+
+
+@pytest.mark.parametrize("name", ["users_networks.py:small", "./users_networks.py:small", "../there/own:small"])
+def test_a_file_is_not_a_module(user_module, name):
+    with pytest.raises(UnknownName, match=r"is a file: name the module, (users_networks|own):small, from the folder"):
+        find_model(name)
 
 
 def test_what_does_not_build_a_module(user_module):

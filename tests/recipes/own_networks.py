@@ -1,5 +1,7 @@
 """A user's own code: networks and jobs that commands find as `own_networks:...`."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -31,8 +33,15 @@ def job(width: float = 1.0) -> Job:
     images = torch.rand(210, 3, 4, 4, generator=generator)
     labels = torch.arange(210) % 2
     images[labels == 1, 0] += 0.5
-    torch.manual_seed(0)
-    return Job(plain(width=width), images[:1], classification(Arrays(images, labels, 100, shuffle=True)))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = plain(width=width)
+    return Job(model, images[:1], classification(Arrays(images, labels, 100, shuffle=True)))
+
+
+def unseeded() -> Job:
+    """Weights are left to chance."""
+    return replace(job(), model=plain())
 
 
 def job_of_one_width() -> Job:

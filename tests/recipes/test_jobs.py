@@ -182,6 +182,12 @@ def test_ones_own_job() -> None:
     assert narrow[0].out_channels == 2  # pyright: ignore
 
 
+def test_the_seed_decides_the_weights_of_ones_own_job() -> None:
+    one, again, other = (built("own_networks:unseeded", None, seed).model[0].weight for seed in (3, 3, 4))  # pyright: ignore
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
 def test_ones_own_job_moves_with_its_data() -> None:
     job = own_networks.job().to(torch.device("meta"))
     assert job.example.device.type == "meta"

@@ -380,6 +380,23 @@ def test_a_recipe_without_weights_is_trained_first(chain: Chain, tmp_path: Path)
     assert not (tmp_path / "config.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"score": "tailor"}, "there is no score 'tailor'; did you mean 'taylor'"),
+        ({"keep_macs": 0.0001}, "cannot be reached"),
+        ({"at_least": {"nowhere": 3}}, "nowhere"),
+    ],
+    ids=["score", "budget", "layer"],
+)
+def test_what_cannot_be_pruned_is_not_trained_first(
+    chain: Chain, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SecateurError, match=message):
+        do(chain.order, PRUNING.but(**settings), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_baseline_of_a_run_is_what_it_prunes(cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = work.find_recipe("own_networks:plain@cifar10")
     short = recipe.but(training=replace(recipe.training, epochs=2))

@@ -11,6 +11,7 @@ from one_result import build
 
 import secateur
 from secateur.results.atomic import write
+from secateur.results.network import open_network
 
 
 def test_what_is_saved_can_be_loaded_as_the_card_says(result: secateur.Result, tmp_path: Path) -> None:
@@ -24,6 +25,19 @@ def test_what_is_saved_can_be_loaded_as_the_card_says(result: secateur.Result, t
     loaded = names["model"].state_dict()
     for name, saved in result.model.state_dict().items():
         assert torch.equal(saved, loaded[name]), name
+
+
+def test_a_result_knows_its_input(result: secateur.Result, tmp_path: Path) -> None:
+    """So that it is timed and exported on images of that size, and not of any other."""
+    secateur.save(result, tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    shape = [int(size) for size in result.plan.graph.input.split("x")]
+    assert summary["input"] == shape
+    assert list(open_network(str(tmp_path), "one_result:build")[1].shape) == shape
+    del summary["input"]
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(secateur.InvalidExample, match="does not tell the shape of its input: name it, as --input"):
+        open_network(str(tmp_path), "one_result:build")
 
 
 def test_card_and_history(result: secateur.Result, tmp_path: Path) -> None:

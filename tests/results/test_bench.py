@@ -84,6 +84,11 @@ def test_runs_names_and_files_side_by_side(tmp_path: Path) -> None:
     assert all(0 < timing.median <= timing.p90 for timing in timings)
 
 
+def test_networks_of_other_images_are_not_compared() -> None:
+    with pytest.raises(InvalidSetting, match=r"resnet20 takes images of 3x32x32 and fcn32s of 3x.*: times would not"):
+        bench(["resnet20", "fcn32s"], **OPTIONS)  # pyright: ignore
+
+
 @pytest.mark.parametrize("how", ["eager", "onnxruntime"])
 def test_ways_to_run(how: str) -> None:
     (timing,), place = bench(["resnet20"], **{**OPTIONS, "how": how})  # pyright: ignore

@@ -48,7 +48,7 @@ def pruned(name: str) -> tuple[nn.Module, Tensor]:
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NETWORKS])
 def test_onnx_runs_in_onnxruntime(name: str, tmp_path: Path) -> None:
     model, example = pruned(name)
-    difference = export_onnx(model, example, tmp_path / "network.onnx")
+    difference = export_onnx(model, example, str(tmp_path / "network.onnx"))
     assert 0 < difference < 1e-4
     written = onnx.load(tmp_path / "network.onnx")
     onnx.checker.check_model(written)

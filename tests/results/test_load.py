@@ -242,8 +242,11 @@ def test_half_a_plan_is_refused(share: float, tmp_path: Path) -> None:
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(secateur.DamagedResult, match="there is no result"):
         secateur.load(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"order": {}}')
     with pytest.raises(secateur.DamagedResult, match="its run is not finished"):
+        secateur.load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(secateur.DamagedResult, match=r"a run from Python leaves it to you, secateur\.save\(result, "):
         secateur.load(tmp_path)
 
 

@@ -1,6 +1,7 @@
 """Tasks: losses and metrics against a second computation."""
 
 from collections import OrderedDict
+from typing import Any
 
 import pytest
 import torch
@@ -104,3 +105,6 @@ def test_batches_and_outputs_of_another_kind() -> None:
 def test_any_loss_and_any_metric() -> None:
     task = Task([1], lambda model, batch: model(torch.tensor(2.0)), lambda model: {"norm": model.one.detach()})
     assert task.metrics(Fixed()) == {"norm": 1.0}
+    nameless: Any = lambda model: 93.1  # noqa: E731
+    with pytest.raises(InvalidTask, match=r'evaluate must return numbers by name, as \{"accuracy": 93.1\}, got float'):
+        Task([1], task.loss, nameless).metrics(Fixed())

@@ -111,8 +111,11 @@ class Evaluate:
     def run(self) -> str:
         from secateur.recipes.work import open_network
 
+        order = self.source.order(self.recipe, self.weights)
         with waiting(f"testing {self.recipe}"):
-            job = open_network(self.source.order(self.recipe, self.weights), find_device(self.device))
+            job = open_network(order, find_device(self.device))
+            if self.weights is None and not order.is_own:
+                raise InvalidSetting(f"{self.recipe} has random weights: name what to test, --weights RUN or FILE")
             metrics = job.task.metrics(job.model)
         if not metrics:
             raise InvalidTask(f"{self.recipe} has nothing to test with: give its task test data, or evaluate")

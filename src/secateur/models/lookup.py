@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,9 +83,18 @@ def example_for(model: nn.Module, shape: tuple[int, ...] | None = None) -> Tenso
     return (list(example.unbind()),)
 
 
+def knows_its_input(model: nn.Module) -> bool:
+    """Whether the model names a size of images as its own."""
+    return _own_size(model) is not None
+
+
 def _input_size(model: nn.Module) -> tuple[int, ...]:
+    return _own_size(model) or (3, 224, 224)
+
+
+def _own_size(model: nn.Module) -> tuple[int, ...] | None:
     config = getattr(model, "default_cfg", None) or {}  # timm's record of a network
-    return getattr(model, "input_size", None) or config.get("input_size") or (3, 224, 224)
+    return getattr(model, "input_size", None) or config.get("input_size")
 
 
 def _is_detector(model: nn.Module) -> bool:
@@ -137,15 +147,21 @@ def _find_in_timm(name: str) -> Callable[..., nn.Module]:
 
 def find_callable(module_name: str, attribute: str) -> Callable[..., Any]:
     """What `package.module:callable` names."""
+    if module_name.endswith(".py") or "/" in module_name:
+        file = Path(module_name)
+        raise UnknownName(
+            f"{module_name} is a file: name the module, {file.stem}:{attribute}, from the folder that holds it "
+            f"(cd {file.parent})"
+        )
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # Only the module that was asked for is a wrong name; one that it imports is a fault in the user's code.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise UnknownName(
-            f"there is no module {module_name!r}; run from the folder that holds it, or install its package"
-        ) from error
+    except Exception as error:  # whatever the user's code raises when it is imported
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            raise UnknownName(
+                f"there is no module {module_name!r}; run from the folder that holds it, or install its package"
+            ) from error
+        raise InvalidModel(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(getattr(module, attribute, None)):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise unknown_name(f"callable in {module_name}", attribute, known)

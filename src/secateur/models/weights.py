@@ -40,10 +40,16 @@ def load_weights_(model: nn.Module, path: str | Path) -> None:
             raise InvalidModel(f"{path} has no {name}: is it of another network than {type(model).__name__}?")
         if state[name].shape != tensor.shape:
             found, wanted = ("x".join(map(str, t.shape)) or "a number" for t in (state[name], tensor))
-            raise InvalidModel(f"{name} in {path} is {found}, and {type(model).__name__} wants {wanted}")
+            hint = f": it is of a pruned network, name its folder {path.parent}" if is_of_result(path) else ""
+            raise InvalidModel(f"{name} in {path} is {found}, and {type(model).__name__} wants {wanted}{hint}")
     if unknown := sorted(set(state) - set(own)):
         raise InvalidModel(f"{path} has {unknown[0]}, which {type(model).__name__} does not")
     model.load_state_dict(state)
+
+
+def is_of_result(path: Path) -> bool:
+    """Whether the file is part of a result, of which the plan says what was cut."""
+    return (path.parent / "plan.json").is_file()
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -55,8 +61,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         raise InvalidModel(f"{path} cannot be read: {error}") from error
     except Exception as error:  # torch has many ways to refuse a file
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InvalidModel(f"{path} is not a state dict that can be read safely: {reason}") from error
+        remedy = "save one with torch.save(model.state_dict(), file), or as .safetensors"
+        raise InvalidModel(f"{path} is not a state dict that can be read safely: {remedy}") from error
     for key in WRAPPERS:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]

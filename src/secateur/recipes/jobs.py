@@ -99,7 +99,8 @@ class Order:
 def build(order: Order, seed: int, device: torch.device) -> Job:
     """The job on that device, with random weights drawn by the seed, or as the user's own code has made it."""
     if order.is_own:
-        return _build_own(order).to(device)
+        with seeded(seed):
+            return _build_own(order).to(device)
     recipe = find_recipe(order.recipe)
     dataset = find_dataset(recipe.data)
     train, test = dataset.load(order.data, recipe.batch_size if order.batch_size is None else order.batch_size)

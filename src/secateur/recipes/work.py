@@ -79,6 +79,7 @@ def perform(
     world = World.current()
     begun = (out / "config.json").is_file()
     if further is None:
+        _check_first(order, settings, engine, out, device)
         order = _with_baseline(order, settings, engine, out, device, watcher)
         order = _with_again(order, settings, engine, out, device, watcher)
     else:
@@ -258,6 +259,17 @@ def cut_(job: Job, text: str) -> Plan:
     plan = Plan.from_json(analyze(job.model, job.example), text)
     shrink_(job.model, plan)
     return plan
+
+
+def _check_first(order: Order, settings: TickTock, engine: Engine, out: Path, device: torch.device) -> None:
+    """Before a training that may take long: would the pruning begin that comes after it?"""
+    untrained = order.weights is None and not order.is_own
+    due = [folder for folder, wanted in ((BASELINE, untrained), (AGAIN, order.again)) if wanted]
+    if settings.keep_macs == 1 or settings.keep_latency is not None:
+        return
+    if any(not (out / folder / "result" / "summary.json").is_file() for folder in due):
+        job = build(order, settings.seed, device)
+        Run(settings, job.model, analyze(job.model, job.example), job.task, engine=engine)
 
 
 def _with_baseline(

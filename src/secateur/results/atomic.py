@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def write(path: Path, fill: Callable[[Path], object]) -> None:
+def write(path: str | Path, fill: Callable[[Path], object]) -> None:
     """Let `fill` write a new file beside it, in a folder that is made if need be, then put that in its place."""
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)

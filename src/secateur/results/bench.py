@@ -82,9 +82,16 @@ def bench(
     calls: dict[str, Callable[[], object]] = {}
     costs: dict[str, Cost] = {}
     layout = torch.channels_last if channels_last else torch.contiguous_format
+    sizes: dict[str, str] = {}
     for name in names:
         say(name)
         model, example = open_network(name, build, shape)
+        sizes[name] = "x".join(map(str, example.shape[1:]))
+        if sizes[name] != sizes[names[0]]:
+            raise InvalidSetting(
+                f"{names[0]} takes images of {sizes[names[0]]} and {name} of {sizes[name]}: times would not compare. "
+                "Name one shape for all, as --input 1x3x32x32"
+            )
         costs[name] = analyze(model, example[:1], probe=False).cost()
         model.to(device, PRECISIONS[precision]).to(memory_format=layout)  # pyright: ignore
         images = torch.randn(batch, *example.shape[1:]).to(device, PRECISIONS[precision])

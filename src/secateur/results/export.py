@@ -33,7 +33,7 @@ TOLERANCE = 1e-3
 """Largest difference, as a share of the largest output, that passes for rounding in single precision."""
 
 
-def export_onnx(model: nn.Module, example: Tensor, path: Path) -> float:
+def export_onnx(model: nn.Module, example: Tensor, path: str | Path) -> float:
     """Write ONNX with a batch of any size, run it in onnxruntime, and give its largest difference."""
     import_extra("onnxscript", "export")
     runtime = import_extra("onnxruntime", "export")
@@ -79,7 +79,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def export_program(model: nn.Module, example: Tensor, path: Path) -> float:
+def export_program(model: nn.Module, example: Tensor, path: str | Path) -> float:
     """Write what `torch.export.load` reads, without any code of ours, with a batch of any size."""
     shapes = ({0: torch.export.Dim("batch")},)
 
@@ -93,7 +93,7 @@ def export_program(model: nn.Module, example: Tensor, path: Path) -> float:
     return _compare(model, example, torch.export.load(path).module())
 
 
-def export_torchscript(model: nn.Module, example: Tensor, path: Path) -> float:
+def export_torchscript(model: nn.Module, example: Tensor, path: str | Path) -> float:
     """Write what `torch.jit.load` reads: the operations that ran for the example."""
 
     def fill(target: Path) -> None:
@@ -105,9 +105,9 @@ def export_torchscript(model: nn.Module, example: Tensor, path: Path) -> float:
         return _compare(model, example, torch.jit.load(str(path)))
 
 
-def export_weights(model: nn.Module, path: Path) -> None:
+def export_weights(model: nn.Module, path: str | Path) -> None:
     """Write the state dict: .safetensors, or torch's own format under any other name."""
-    if path.suffix == ".safetensors":
+    if Path(path).suffix == ".safetensors":
         tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors_of(model).items()}
         write(path, lambda target: save_file(tensors, str(target)))
     else:

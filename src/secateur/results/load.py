@@ -17,6 +17,7 @@ from secateur.channels.plan import VERSION, Plan
 from secateur.channels.shrink import shrink_
 from secateur.errors import DamagedResult, InvalidModel, InvalidPlan
 from secateur.models.lookup import example_for, find_model, is_known
+from secateur.results.structure import read_json
 
 LARGEST_PLAN = 2**28
 """Bytes that a plan.json may have to be read."""
@@ -56,6 +57,8 @@ def find_result(path: Path) -> Path:
         if (folder / "plan.json").is_file():
             return folder
     hint = f": its run is not finished, secateur resume {path}" if (path / "config.json").is_file() else ""
+    if hint and "order" not in read_json(path / "config.json"):
+        hint = f": a run from Python leaves it to you, secateur.save(result, {str(path / 'result')!r})"
     raise DamagedResult(f"there is no result in {path}, which would have a plan.json and a model.safetensors{hint}")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.errors import DamagedResult, InvalidExample, InvalidModel
-from secateur.models.lookup import example_for, find_subject
+from secateur.models.lookup import example_for, find_subject, knows_its_input
 from secateur.models.weights import load_weights_
 from secateur.results.load import load
 from secateur.results.structure import read_json
@@ -28,6 +28,8 @@ def open_network(name: str, build: str | None = None, shape: tuple[int, ...] | N
     if path.is_dir():
         model = load(path, build=_builder(build) if build is not None else None)
         shape = shape or _input_of(path)
+        if shape is None and not knows_its_input(model):
+            raise InvalidExample(f"{name} does not tell the shape of its input: name it, as --input 1x3x224x224")
     elif not equals and (name.startswith(".") or "/" in name):
         raise InvalidModel(f"there is no run, and no result, at {name}")
     else:

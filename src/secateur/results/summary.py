@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ def summarize(result: Result, about: dict[str, Any]) -> dict[str, Any]:
     device = next(result.model.parameters()).device
     return {
         **FORMAT,
+        "input": shape_of(result.plan.graph.input),
         **about,
         "settings": result.settings.to_dict(),
         "before": {"macs": before.macs, "params": before.params, "metrics": result.metrics_before},
@@ -29,6 +31,11 @@ def summarize(result: Result, about: dict[str, Any]) -> dict[str, Any]:
         "hardware": device_name(device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
+
+
+def shape_of(text: str) -> list[int] | None:
+    """Of an example that is one tensor, from its words, as 1x3x32x32."""
+    return [int(size) for size in text.split("x")] if re.fullmatch(r"\d+(x\d+)*", text) else None
 
 
 def layers_of(result: Result) -> list[Layer]:

@@ -36,7 +36,11 @@ class Task:
         if self.evaluate is None:
             return {}
         with evaluating(model):
-            return {name: float(value) for name, value in self.evaluate(model).items()}
+            numbers = self.evaluate(model)
+        if not isinstance(numbers, Mapping):
+            kind = type(numbers).__name__
+            raise InvalidTask(f'evaluate must return numbers by name, as {{"accuracy": 93.1}}, got {kind}')
+        return {name: float(value) for name, value in numbers.items()}
 
 
 @contextmanager
