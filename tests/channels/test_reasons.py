@@ -238,3 +238,12 @@ DEPENDING: dict[str, Body] = {
 def test_what_depends_on_the_number_of_channels(name: str) -> None:
     graph = examine(Sandwich(DEPENDING[name]), expected={}, probe=True)
     assert "the code depends on the number of channels" in reasons(graph)["first"]
+
+
+def test_weights_that_go_through_an_unknown_operator_are_told_of() -> None:
+    normed = torch.nn.utils.parametrizations.weight_norm
+    model = nn.Sequential(normed(nn.Conv2d(3, 8, 3)), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    graph = secateur.analyze(model, torch.randn(1, 3, 6, 6))
+    assert not graph.groups
+    told = reasons(graph)["0.parametrizations.weight"]
+    assert told.startswith("operator aten._weight_norm_interface.default is unknown")

@@ -244,7 +244,12 @@ def _frozen(slices: Slices, why: Tensor, reasons: list[str]) -> tuple[FrozenChan
         leaf.tensor.dim() > 1 and (role == Role.PRODUCES or (axis == 0 and not leaf.used))
         for (leaf, axis), role in zip(slices.axes, slices.axis_roles, strict=True)
     ]
-    stays = (torch.tensor(listed, device="cpu")[slices.axis] & (why[slices.component] >= 0)).nonzero()[:, 0]
+    on_list = torch.tensor(listed, device="cpu")[slices.axis]
+    # Weights that go through an operator without a rule before a layer uses them, as those of weight norm do.
+    first = torch.tensor([leaf.tensor.dim() > 1 and axis == 0 for leaf, axis in slices.axes], device="cpu")
+    unknown = torch.tensor([reason.startswith("operator ") for reason in (*reasons, "")], device="cpu")
+    on_list |= first[slices.axis] & (slices.role == Role.UNUSED) & unknown[why[slices.component]]
+    stays = (on_list & (why[slices.component] >= 0)).nonzero()[:, 0]
     key = slices.axis[stays] * len(reasons) + why[slices.component[stays]]
     position = torch.argsort(key, stable=True)
     keys, lengths = torch.unique_consecutive(key[position], return_counts=True)

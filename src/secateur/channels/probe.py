@@ -1,9 +1,9 @@
 """The probe: cut a little of every group, run, and compare with the masked network.
 
 Labels cannot see sizes that Python code writes down (`split([8, 8])`, `view(-1, 576)`) or computes from a shape. What
-raises or differs when cut is frozen, with the error as its reason. All groups are cut at once, first to see whether
-the forward pass runs at all, without the arithmetic, then to compare numbers; only on failure are the guilty ones
-looked for.
+raises or differs when cut is frozen, with the error as its reason. All groups are cut at once, each by another number
+than its like, first to see whether the forward pass runs at all, without the arithmetic, then to compare numbers; only
+on failure are the guilty ones looked for.
 """
 
 from __future__ import annotations
