@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 
 def write(path: str | Path, fill: Callable[[Path], object]) -> None:
     """Let `fill` write a new file beside it, in a folder that is made if need be, then put that in its place."""
@@ -15,7 +17,10 @@ def write(path: str | Path, fill: Callable[[Path], object]) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
-        fill(Path(name))
+        try:
+            fill(Path(name))
+        except SafetensorError as error:  # such as on a full disk
+            raise OSError(f"{path} cannot be written: {error}") from error
         # A new file of the user's, not one of tempfile's that nobody else may read.
         mask = os.umask(0)
         os.umask(mask)
