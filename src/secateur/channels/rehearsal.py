@@ -23,18 +23,20 @@ MEANS = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0, "expone
 class Product:
     """A convolution or matrix product; removed channels give zeros there, so that masked and shrunk have equal sums."""
 
-    sums: tuple[Tensor, Tensor]
-    """Of the elements and of their squares."""
-    shape: torch.Size
+    sums: Tensor
+    """Sum and norm of the elements."""
+    shape = None
+    """Does not matter."""
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
     """Elements picked by value, as boxes are."""
 
-    sums: tuple[Tensor, ...]
-    """Of what they were picked from, if those are numbers."""
+    sums: Tensor
+    """Of what they were picked from."""
     shape: torch.Size
+    """Likewise."""
     picked: tuple[Tensor, ...]
 
     def __eq__(self, other: object) -> bool:
@@ -68,11 +70,10 @@ class Record(EagerMode):
         out = func(*args, **(kwargs or {})) if trained is None else func(*args[:trained], False)
         self._take_chance_out(name, out, args)
         if name in CHOICES or (torch.Tag.dynamic_output_shape in func.tags and (name != "index" or has_mask(args[1]))):
-            among = args[0]
             picked = tuple(t for t in tensors_within((args, out)) if not t.is_floating_point())
-            self.steps.append(Choice(_sums(among) if among.is_floating_point() else (), among.shape, picked))
+            self.steps.append(Choice(_sums(args[0]), args[0].shape, picked))
         elif name in PRODUCTS:
-            self.steps.append(Product(_sums(out), out.shape))
+            self.steps.append(Product(_sums(out)))
         return out
 
     def _take_chance_out(self, name: str, out: Any, args: tuple[Any, ...]) -> None:
@@ -88,8 +89,14 @@ class Record(EagerMode):
             out.fill_(args[1] if len(args) > 1 else 0.0)
 
 
-def _sums(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    return tensor.double().sum(), tensor.double().square().sum()
+def _sums(tensor: Tensor) -> Tensor:
+    values = real(tensor).double()
+    return torch.stack([values.sum(), values.norm()])
+
+
+def real(tensor: Tensor) -> Tensor:
+    """Complex numbers as pairs."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 @torch.no_grad()
@@ -105,5 +112,4 @@ def run(model: nn.Module, example: Example, mode: str) -> Outcome:
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(0)
         output = example.copied()(model)
-    outputs = [torch.view_as_real(t) if t.is_complex() else t for t in tensors_within(output)]
-    return Outcome([t.double() for t in outputs], record.steps)
+    return Outcome([real(tensor).double() for tensor in tensors_within(output)], record.steps)

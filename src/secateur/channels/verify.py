@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from secateur.channels.example import Example
 from secateur.channels.groups import ChannelGroup
 from secateur.channels.plan import Plan
-from secateur.channels.rehearsal import Choice, Outcome, Product, run
+from secateur.channels.rehearsal import Choice, Outcome, run
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.errors import NotEquivalent
 
@@ -149,9 +149,9 @@ def _until_they_part(expected: Outcome, got: Outcome) -> tuple[list[Tensor], lis
     for a, b in zip(expected.steps, got.steps, strict=False):
         if type(a) is not type(b):
             break
-        if isinstance(a, Product) or a.shape == b.shape:
-            ours += a.sums
-            theirs += b.sums
+        if a.shape == b.shape:
+            ours.append(a.sums)
+            theirs.append(b.sums)
         if isinstance(a, Choice) and a != b:
             break
     return ours, theirs
