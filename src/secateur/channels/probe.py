@@ -48,10 +48,13 @@ class Probe:
         """The groups that cannot be cut after all, by name, with the reason."""
         found: dict[str, str] = {}
         unequal, equal = unequal_amounts(self._groups), equal_widths(self._groups)
-        # A single channel, then more and less of each group than of its like; then a comparison in numbers.
-        attempts = [(self.runs, dict.fromkeys(equal, 1)), *((self.runs, amounts) for amounts in unequal)]
-        if not self._is_meta:
-            attempts += [(self.agrees, amounts) for amounts in (*unequal[:-1], equal) if any(amounts.values())]
+        # A single channel, then more or less of each group than of its like; then a comparison in numbers.
+        attempts = [(self.runs, dict.fromkeys(equal, 1)), (self.runs, unequal[-1])]
+        if self._is_meta:
+            attempts += [(self.runs, amounts) for amounts in (*unequal[:-1], equal)]
+        else:
+            attempts += [(self.agrees, amounts) for amounts in unequal[:-1]]
+            attempts += [(self.roughly_agrees, equal)] if any(equal.values()) else []
         for attempt, amounts in attempts:
             groups = [group for group in self._groups if group.name not in found]
             found.update(self._search(groups, lambda some, a=attempt, n=amounts: a(self._plan(some, n))))
@@ -113,17 +116,21 @@ class Probe:
                     run(work, example, mode)
             except Exception as error:
                 # Whatever a user's forward pass raises on other sizes is the answer that is looked for.
-                return Failure(f"the forward pass uses a fixed size: {explain(error)}", _running(work, error))
+                return Failure(f"the forward pass uses a fixed size: {explain(error)}", _running(error))
         return None
 
-    def agrees(self, plan: Plan) -> Failure | None:
+    def roughly_agrees(self, plan: Plan) -> Failure | None:
+        """The same in half the time, for what makes a large difference if any."""
+        return self.agrees(plan, torch.float32) and self.agrees(plan)
+
+    def agrees(self, plan: Plan, precision: torch.dtype = torch.float64) -> Failure | None:
         """Whether the shrunk network computes what the masked one does."""
-        heavy = self.graph.params > LARGE or self.graph.macs > COSTLY
-        precision = torch.float32 if heavy else torch.float64
+        if self.graph.params > LARGE or self.graph.macs > COSTLY:
+            precision = torch.float32
         try:
             result = compare(self.model, plan, self.calls, precision=precision, prepare=perturb_)
         except Exception as error:
-            return Failure(f"the forward pass uses a fixed size: {explain(error)}")
+            return Failure(f"the forward pass uses a fixed size: {explain(error)}", _running(error))
         if plan.exact and not result.agrees:
             change = f"changes the result by {result.difference:.1e} when removed"
             return Failure(f"{change}: the code depends on the number of channels")
@@ -205,11 +212,12 @@ def _near(groups: Sequence[ChannelGroup], module: str | None) -> list[ChannelGro
     return []
 
 
-def _running(model: nn.Module, error: BaseException) -> str | None:
+def _running(error: BaseException) -> str | None:
     """The innermost module whose code was running when the error was raised."""
-    names = {id(module): name for name, module in model.named_modules()}
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return next((names[id(f.f_locals["self"])] for f in reversed(frames) if id(f.f_locals.get("self")) in names), None)
+    running = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [module for module in running if isinstance(module, nn.Module)]
+    names = {id(module): name for name, module in modules[0].named_modules()} if modules else {}
+    return next((names[id(module)] for module in reversed(modules) if id(module) in names), None)
 
 
 @torch.no_grad()
