@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -93,6 +94,8 @@ def analyze(
     if not probe:
         return graph
     say("probing the cuts")
+    if graph.attributes and Probe(model, replace(graph, attributes=()), calls, say).passes():
+        return replace(graph, attributes=())
     needless = Probe(model, graph, calls, say).needless()
     if needless:
         watch.notes = [note for note in watch.notes if (note.module, note.attribute) not in needless]

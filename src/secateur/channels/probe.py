@@ -47,18 +47,25 @@ class Probe:
     def failures(self) -> dict[str, str]:
         """The groups that cannot be cut after all, by name, with the reason."""
         found: dict[str, str] = {}
-        unequal, equal = unequal_amounts(self._groups), equal_widths(self._groups)
-        # A single channel, then more or less of each group than of its like; then a comparison in numbers.
-        attempts = [(self.runs, dict.fromkeys(equal, 1)), (self.runs, unequal[-1])]
-        if self._is_meta:
-            attempts += [(self.runs, amounts) for amounts in (*unequal[:-1], equal)]
-        else:
-            attempts += [(self.agrees, amounts) for amounts in unequal[:-1]]
-            attempts += [(self.roughly_agrees, equal)] if any(equal.values()) else []
-        for attempt, amounts in attempts:
+        for attempt, amounts in self._attempts():
             groups = [group for group in self._groups if group.name not in found]
             found.update(self._search(groups, lambda some, a=attempt, n=amounts: a(self._plan(some, n))))
         return found
+
+    def passes(self) -> bool:
+        """Whether all groups can be cut."""
+        return all(attempt(self._plan(self._groups, amounts)) is None for attempt, amounts in self._attempts())
+
+    def _attempts(self) -> list[tuple[Callable[[Plan], Failure | None], dict[str, int]]]:
+        """Ways to try a cut, and how much to cut of each group: a single channel, then more or less of each than of its
+        like; then a comparison in numbers.
+        """
+        unequal, equal = unequal_amounts(self._groups), equal_widths(self._groups)
+        shapes = [(self.runs, dict.fromkeys(equal, 1)), (self.runs, unequal[-1])]
+        if self._is_meta:
+            return [*shapes, *((self.runs, amounts) for amounts in (*unequal[:-1], equal))]
+        alike = [(self.roughly_agrees, equal)] if any(equal.values()) else []
+        return [*shapes, *((self.agrees, amounts) for amounts in unequal[:-1]), *alike]
 
     def needless(self) -> set[tuple[str, str]]:
         """Module and name of attributes that equal a number of channels by chance: what they count can be cut
@@ -85,7 +92,7 @@ class Probe:
         out = {id(attribute) for attribute in attributes}
         graph = replace(self.graph, attributes=tuple(a for a in self.graph.attributes if id(a) not in out))
         plan = self._plan(groups, unequal_amounts(self._groups)[0], graph)
-        return bool(groups) and self.runs(plan) is None and (self._is_meta or self.agrees(plan) is None)
+        return bool(groups) and self.runs(plan) is None and (self._is_meta or self.roughly_agrees(plan) is None)
 
     @property
     def _groups(self) -> list[ChannelGroup]:
