@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -94,9 +93,11 @@ def analyze(
     if not probe:
         return graph
     say("probing the cuts")
-    if graph.attributes and Probe(model, replace(graph, attributes=()), calls, say).passes():
-        return replace(graph, attributes=())
-    needless = Probe(model, graph, calls, say).needless()
+    tried = Probe(model, graph, calls, say)
+    plain = tried.plain()
+    if plain is not None:
+        return plain
+    needless = tried.needless()
     if needless:
         watch.notes = [note for note in watch.notes if (note.module, note.attribute) not in needless]
         graph = build_graph(watch, str(call), tuple(notes))

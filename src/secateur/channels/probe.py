@@ -67,19 +67,25 @@ class Probe:
         alike = [(self.roughly_agrees, equal)] if any(equal.values()) else []
         return [*shapes, *((self.agrees, amounts) for amounts in unequal[:-1]), *alike]
 
+    def plain(self) -> ChannelGraph | None:
+        """The graph without attributes, but those of torch's own layers, if all groups can be cut without."""
+        own = self._own_attributes
+        graph = self._without(own)
+        return graph if own and replace(self, graph=graph).passes() else None
+
     def needless(self) -> set[tuple[str, str]]:
         """Module and name of attributes that equal a number of channels by chance: what they count can be cut
         without them.
         """
         kinds: dict[type[nn.Module], list[SizeAttribute]] = {}
-        for attribute in self.graph.attributes:
+        for attribute in self._own_attributes:
             kinds.setdefault(type(self.model.get_submodule(attribute.module)), []).append(attribute)
         found: set[tuple[str, str]] = set()
         for alike in kinds.values():
             names = list(dict.fromkeys(attribute.attribute for attribute in alike))
             # None, one alone, or else all: who keeps two numbers of channels keeps them all.
-            for needed in ([], *([name] for name in names)):
-                left = [attribute for attribute in alike if attribute.attribute not in needed]
+            for kept in ([], *([name] for name in names)):
+                left = [attribute for attribute in alike if attribute.attribute not in kept]
                 if left and self._works_without(left):
                     found |= {(attribute.module, attribute.attribute) for attribute in left}
                     break
@@ -89,10 +95,20 @@ class Probe:
         """Whether what these count can be cut while they stay what they are."""
         channels = torch.cat([attribute.channels for attribute in attributes])
         groups = [g for g in self._groups if bool(((channels >= g.start) & (channels < g.start + g.size)).any())]
-        out = {id(attribute) for attribute in attributes}
-        graph = replace(self.graph, attributes=tuple(a for a in self.graph.attributes if id(a) not in out))
-        plan = self._plan(groups, unequal_amounts(self._groups)[0], graph)
+        plan = self._plan(groups, unequal_amounts(self._groups)[0], self._without(attributes))
         return bool(groups) and self.runs(plan) is None and (self._is_meta or self.roughly_agrees(plan) is None)
+
+    def _without(self, attributes: list[SizeAttribute]) -> ChannelGraph:
+        out = {id(attribute) for attribute in attributes}
+        return replace(self.graph, attributes=tuple(a for a in self.graph.attributes if id(a) not in out))
+
+    @property
+    def _own_attributes(self) -> list[SizeAttribute]:
+        """Those of modules that are not torch's, whose layers know what they count."""
+        kinds = [type(self.model.get_submodule(attribute.module)) for attribute in self.graph.attributes]
+        return [
+            a for a, kind in zip(self.graph.attributes, kinds, strict=True) if not kind.__module__.startswith("torch.")
+        ]
 
     @property
     def _groups(self) -> list[ChannelGroup]:
