@@ -134,7 +134,7 @@ def test_a_damaged_checkpoint_is_passed_over(whole: Path, tmp_path: Path) -> Non
 
 # The same in one process, where a run can be left at any event and any step.
 
-RICH: dict[str, Any] = {"tick_data": 0.7, "ema": 0.5, "distill": 0.5, "distill_mix": "paste", "tick_removes": 0.15}
+RICH: dict[str, Any] = {"tick_data": 0.7, "ema": 0.5, "distill": 0.5, "tick_removes": 0.15}
 
 
 @pytest.fixture(autouse=True)

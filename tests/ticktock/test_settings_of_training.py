@@ -1,6 +1,5 @@
 """What the settings of training do inside a run: distillation, averages, optimizers, rates, precision."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from secateur import InvalidSetting, InvalidTask, Result, Task, TickTock, UnknownName, analyze, classification
 from secateur.ticktock.run import Run
-from secateur.training.distill import distilled, mixed
+from secateur.training.distill import distilled
 from secateur.training.ema import Ema
 from secateur.training.engine import Engine
 from secateur.training.schedules import SHAPES
@@ -70,44 +69,6 @@ def test_a_student_that_is_its_teacher_gets_no_gradient_from_it() -> None:
     torch.testing.assert_close(mixed, 0.5 * model.last.weight.grad)
 
 
-@pytest.mark.parametrize("how", ["paste", "blend"])
-@pytest.mark.parametrize("shape", [(7, 3, 12, 20), (64, 2, 9, 9), (1, 1, 4, 4)])
-def test_mixtures_are_made_of_two_images_and_mostly_of_the_first(how: str, shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    # A pixel tells its image and its place.
-    images = torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
-    found = mixed(images, how)
-    step = (images.flip(0) - images).flatten(1)
-    share = ((found - images).flatten(1) / step.where(step != 0, 1)).where(step != 0, 0)
-    of_image = share.mean(1)
-    assert bool((of_image <= 0.5 + (0.15 if how == "paste" else 0)).all())  # pixels are not divided
-    if how == "blend":
-        torch.testing.assert_close(share, of_image[:, None].expand_as(share))
-    else:
-        assert set(share.unique().tolist()) <= {0.0, 1.0}
-        inside = share.reshape(shape)[:, 0]
-        rows, columns = inside.amax(2), inside.amax(1)
-        assert torch.equal(rows[:, :, None] * columns[:, None, :], inside)
-        assert bool((rows.diff(dim=1).abs().sum(1) <= 2).all()), "one rectangle"
-    if shape[0] > 60:
-        assert of_image.std() > 0.1
-        assert 0.2 < of_image.mean() < 0.3
-
-
-def test_both_networks_see_the_same_mixture_and_evaluation_none() -> None:
-    model, teacher = two_networks()
-    seen: dict[str, list[Tensor]] = {"model": [], "teacher": []}
-    for name, network in (("model", model), ("teacher", teacher)):
-        first = next(network.children())
-        first.register_forward_pre_hook(lambda module, args, name=name: seen[name].append(args[0].clone()))
-    images, labels = batches(1)[0]
-    distilled(cross_entropy, teacher, 0.5, 4.0, "paste")(model, (images, labels))
-    assert torch.equal(seen["model"][0], seen["teacher"][0])
-    assert not torch.equal(seen["model"][0], images)
-    model(images)
-    assert torch.equal(seen["model"][1], images)
-
-
 def test_networks_that_write_to_their_input_do_not_disturb_each_other() -> None:
     class Shifting(nn.Module):
         def __init__(self) -> None:
@@ -126,12 +87,6 @@ def test_networks_that_write_to_their_input_do_not_disturb_each_other() -> None:
         divergence = F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
         expected = 0.5 * F.nll_loss(ours, labels) + 0.5 * divergence
     torch.testing.assert_close(found.detach(), expected)
-
-
-def test_what_has_not_one_batch_of_images_cannot_be_mixed() -> None:
-    model, teacher = two_networks()
-    with pytest.raises(InvalidTask, match="takes 0"):
-        distilled(lambda model, batch: model(batch[0][0]).sum(), teacher, 0.5, 4.0, "blend")(model, batches(1)[0])
 
 
 def test_what_cannot_be_distilled_is_said() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from secateur.cli.runs import Hardware, Output, Source, start
 from secateur.recipes.recipe import Recipe, Training, scaled
-from secateur.ticktock.schedule import Mix, Shape, TickTock
+from secateur.ticktock.schedule import Shape, TickTock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +164,6 @@ class Tuning:
 
     distill_temperature: float = 4.0
     """How much both outputs are softened for that."""
-
-    distill_mix: Mix = "none"
-    """Pairs of images are mixed for that, as the unpruned network knows what to say about mixtures: paste (a part of
-    one onto the other, up to half of it), blend (one faded into the other, up to half); none."""
 
     ema: float = 0.0
     """Decay of a moving average of the weights, which is then the result; 0: none."""

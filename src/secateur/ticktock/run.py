@@ -112,8 +112,7 @@ class Run:
         self.loss = task.loss
         if settings.distill:
             known = self._copy(teacher or model)
-            how = settings.distill, settings.distill_temperature, settings.distill_mix
-            self.loss = distilled(task.loss, known, *how)
+            self.loss = distilled(task.loss, known, settings.distill, settings.distill_temperature)
         self._keep_state()
         self.watch: Callable[[str, int, int], None] | None = None
         """Called after every step with the phase, the batches done and how many there are."""

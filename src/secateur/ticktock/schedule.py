@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from secateur.errors import InvalidSetting
 from secateur.training.engine import Engine
 
 Shape = Literal["triangle", "warmup", "cosine", "steps", "constant"]
-Mix = Literal["none", "paste", "blend"]
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,10 +124,6 @@ class TickTock:
 
     distill_temperature: float = 4.0
     """How much both outputs are softened for that."""
-
-    distill_mix: Mix = "none"
-    """Pairs of images are mixed for that, as the unpruned network knows what to say about mixtures: paste (a part of
-    one onto the other, up to half of it), blend (one faded into the other, up to half); none."""
 
     ema: float = 0.0
     """Decay of a moving average of the weights over fine-tuning, which is then the result; 0: none."""
@@ -275,7 +270,6 @@ CHOICES = {
     "filter_scale": ("norm", "mean"),
     "cut": ("auto", "now", "end"),
     "evaluate": ("always", "phases", "end"),
-    "distill_mix": get_args(Mix),
     "tock_shape": SHAPES,
     "finetune_shape": SHAPES,
 }

@@ -15,12 +15,11 @@ from secateur.training.batches import device_of, hand_over, map_tensors
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
-def distilled(loss: Loss, teacher: nn.Module, weight: float, temperature: float, mix: str = "none") -> Loss:
+def distilled(loss: Loss, teacher: nn.Module, weight: float, temperature: float) -> Loss:
     """(1 - weight) * loss + weight * T^2 * KL(teacher || model), both softened by the temperature T.
 
     The model is watched while the loss calls it, and the teacher called with the same arguments: any task whose model
-    gives scores over classes along axis 1 can be distilled. With `mix` both are called with mixtures of images; what
-    the labels say is left as it is, as most of an image is still what it was.
+    gives scores over classes along axis 1 can be distilled.
     """
     teacher.eval().requires_grad_(False)
 
@@ -28,11 +27,8 @@ def distilled(loss: Loss, teacher: nn.Module, weight: float, temperature: float,
         answers: list[Callable[[], Tensor]] = []
         outputs: list[Any] = []
 
-        def called(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if mix != "none":
-                args, kwargs = _mixed_images((args, kwargs), mix)
+        def called(module: nn.Module, args: Any, kwargs: Any) -> None:
             answers.append(_asked(teacher, args, kwargs))
-            return args, kwargs
 
         ask = model.register_forward_pre_hook(called, with_kwargs=True)
         keep = model.register_forward_hook(lambda module, args, output: outputs.append(output))
@@ -70,36 +66,6 @@ def _asked(teacher: nn.Module, args: Any, kwargs: Any) -> Callable[[], Tensor]:
         return target
 
     return answer
-
-
-def _mixed_images(arguments: Any, how: str) -> Any:
-    found: list[Tensor] = []
-    map_tensors(arguments, lambda tensor: found.append(tensor) if _are_images(tensor) else None)
-    if len(found) != 1:
-        raise InvalidTask(f"distill_mix is for models that take one batch of images, and this one takes {len(found)}")
-    return map_tensors(arguments, lambda tensor: mixed(tensor, how) if tensor is found[0] else tensor)
-
-
-def _are_images(tensor: Tensor) -> bool:
-    return tensor.dim() == 4 and tensor.is_floating_point()
-
-
-def mixed(images: Tensor, how: str) -> Tensor:
-    """Each image with up to half of another one of the batch."""
-    others = images.flip(0)
-    count, _, *size = images.shape
-    share, *corner = torch.rand(3, count, 1, device=images.device)
-    share = share / 2
-    if how == "blend":
-        return images.lerp(others, share[:, :, None, None].to(images.dtype))
-    side = share.sqrt()
-    inside = []
-    for length, place in zip(size, corner, strict=True):
-        start = place * (1 - side)
-        middles = (torch.arange(length, device=images.device) + 0.5) / length
-        inside.append((start <= middles) & (middles < start + side))
-    rows, columns = inside
-    return torch.where(rows[:, None, :, None] & columns[:, None, None, :], others, images)
 
 
 def softened(scores: Tensor, target: Tensor, temperature: float) -> Tensor:
