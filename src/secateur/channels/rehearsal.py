@@ -25,8 +25,6 @@ class Product:
 
     sums: Tensor
     """Sum and norm of the elements."""
-    shape = None
-    """Does not matter."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from secateur.channels.example import Example
 from secateur.channels.groups import ChannelGroup
 from secateur.channels.plan import Plan
-from secateur.channels.rehearsal import Choice, Outcome, run
+from secateur.channels.rehearsal import Choice, Outcome, Product, run
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.errors import NotEquivalent
 
@@ -147,9 +147,14 @@ def _until_they_part(expected: Outcome, got: Outcome) -> tuple[list[Tensor], lis
     ours: list[Tensor] = []
     theirs: list[Tensor] = []
     for a, b in zip(expected.steps, got.steps, strict=False):
-        if type(a) is not type(b):
-            break
-        if a.shape == b.shape:
+        match a, b:
+            case Product(), Product():
+                comparable = True
+            case Choice(), Choice():
+                comparable = a.shape == b.shape
+            case _:
+                break
+        if comparable:
             ours.append(a.sums)
             theirs.append(b.sums)
         if isinstance(a, Choice) and a != b:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
-from torch import Tensor, nn
+from torch import nn
 
 from secateur.channels.analyze import analyze
 from secateur.channels.example import map_tensors
@@ -32,7 +32,7 @@ from secateur.results.bench import latency
 from secateur.results.load import fill_, find_result, read_plan
 from secateur.results.pictures import draw_seen
 from secateur.results.structure import read_json
-from secateur.results.summary import device_name
+from secateur.results.summary import device_name, shape_of
 from secateur.ticktock.events import Event, Finished, Result
 from secateur.ticktock.record import prune_further
 from secateur.ticktock.run import Run
@@ -92,7 +92,7 @@ def perform(
         _keep_files(job, order, settings, out, further)
     whole, teacher, plan = _prepare(job, settings, out)
     graph = analyze(job.model, job.example)
-    about = {"order": order.to_dict(), "network": job.network, "input": shape_of(job.example)}
+    about = {"order": order.to_dict(), "network": job.network, "input": shape_of(graph.input)}
     timed = settings.keep_latency is not None or settings.ranking == "score_per_microsecond"
     table = _latency_table(job, settings, engine, out, watcher.say) if timed else None
     if table is not None:
@@ -247,11 +247,6 @@ def _latency_table(job: Job, settings: TickTock, engine: Engine, out: Path, say:
         write(path, lambda target: target.write_text(json.dumps(table.to_dict())))
     world.wait()
     return LatencyTable.from_dict(read_json(path))
-
-
-def shape_of(example: Any) -> list[int] | None:
-    """Of an example that is one tensor."""
-    return list(example.shape) if isinstance(example, Tensor) else None
 
 
 def cut_(job: Job, text: str) -> Plan:

@@ -82,14 +82,15 @@ def bench(
     calls: dict[str, Callable[[], object]] = {}
     costs: dict[str, Cost] = {}
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    sizes: dict[str, str] = {}
+    first = None
     for name in names:
         say(name)
         model, example = open_network(name, build, shape)
-        sizes[name] = "x".join(map(str, example.shape[1:]))
-        if sizes[name] != sizes[names[0]]:
+        size = "x".join(map(str, example.shape[1:]))
+        first = first or size
+        if size != first:
             raise InvalidSetting(
-                f"{names[0]} takes images of {sizes[names[0]]} and {name} of {sizes[name]}: times would not compare. "
+                f"{names[0]} takes images of {first} and {name} of {size}: times would not compare. "
                 "Name one shape for all, as --input 1x3x32x32"
             )
         costs[name] = analyze(model, example[:1], probe=False).cost()
