@@ -1,6 +1,7 @@
 """`secateur recipes`, `structure` and `evaluate`: what there is to look at."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -30,14 +31,18 @@ def run(cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_recipes_lists_everything_by_name(secateur: Call) -> None:
+@pytest.mark.parametrize("columns", [80, 200])
+def test_recipes_lists_everything_by_name(secateur: Call, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     status, text, _ = secateur("recipes")
     assert status == 0
-    first = [line.split()[0] for line in text.splitlines() if line.startswith("  ")]
+    rows = [line for line in text.splitlines() if line.startswith("  ")]
+    assert max(map(len, rows)) <= columns
+    first = [row.split()[0] for row in rows if row[2] != " "]
     assert first == [*RECIPES, *EXPERIMENTS, *DATASETS]
-    lines = {line.split()[0]: line for line in text.splitlines() if line.startswith("  ")}
-    assert lines["fcn32s-voc"].endswith("[PASCAL VOC 2011 with SBD]")
-    assert lines["table1"].endswith("Table 1: ResNet-56 to 40% and 30% of its MACs. [CIFAR-10]")
+    words = " ".join(text.split())
+    assert "table1 Table 1: ResNet-56 to 40% and 30% of its MACs. [CIFAR-10]" in words
+    assert re.search(r"fcn32s-voc FCN-32s [^[]+ \[PASCAL VOC 2011 with SBD\]", words)
 
 
 def test_recipes_as_json(secateur: Call) -> None:
@@ -55,6 +60,7 @@ def test_recipes_as_json(secateur: Call) -> None:
         ("fcn32s-voc", ["epochs = 11", "keep_macs = 0.73", "tick_lr = 1e-10", "benchmark_RELEASE/dataset"]),
         ("resnet20@class_folders", ["resnet20", "epochs = 160", "a folder for each class"]),
         ("digits", ["epochs = 15", "tock_epochs = 3"]),
+        ("resnet56-cifar10-ours", ["once more", "distill = 0.9"]),
     ],
 )
 def test_one_recipe_as_a_whole(secateur: Call, name: str, shown: list[str]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import wrap
 
 from secateur.cli.display import waiting
 from secateur.cli.runs import Source, find_device
@@ -69,6 +71,8 @@ def _whole(name: str, recipe: Recipe) -> str:
     default = TickTock(keep_macs=1.0)
     lines = [f"{name}: {recipe.network}{options}, batches of {recipe.batch_size}", "", "trained with"]
     lines += [f"  {f.name} = {getattr(recipe.training, f.name)}" for f in fields(recipe.training)]
+    if recipe.again:
+        lines += ["", f"trained once more for {recipe.again} epochs before it is pruned"]
     lines += ["", "pruned with the defaults, but"]
     for f in fields(recipe.pruning):
         value = getattr(recipe.pruning, f.name)
@@ -78,8 +82,14 @@ def _whole(name: str, recipe: Recipe) -> str:
 
 
 def _table(rows: list[tuple[str, str, str]]) -> list[str]:
+    """As wide as the terminal, or 120 columns where there is none."""
     wide = max(len(name) for name, _, _ in rows)
-    return [f"  {name:<{wide}}  {summary}{f' [{data}]' if data else ''}" for name, summary, data in rows]
+    room = get_terminal_size((120, 0)).columns
+    lines = []
+    for name, summary, data in rows:
+        text = f"{summary} [{data}]" if data else summary
+        lines += wrap(text, room, initial_indent=f"  {name:<{wide}}  ", subsequent_indent=" " * (wide + 4))
+    return lines
 
 
 @dataclass(frozen=True, kw_only=True)
