@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import secateur
+from secateur.channels.shrink import copy_model
 
 Body = Callable[..., Any]
 
@@ -240,10 +241,43 @@ def test_what_depends_on_the_number_of_channels(name: str) -> None:
     assert "the code depends on the number of channels" in reasons(graph)["first"]
 
 
-def test_weights_that_go_through_an_unknown_operator_are_told_of() -> None:
-    normed = torch.nn.utils.parametrizations.weight_norm
-    model = nn.Sequential(normed(nn.Conv2d(3, 8, 3)), nn.ReLU(), nn.Conv2d(8, 2, 1))
-    graph = secateur.analyze(model, torch.randn(1, 3, 6, 6))
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("hooked", [True, False])
+def test_weights_that_go_through_an_unknown_operator_are_told_of_with_a_remedy(hooked: bool) -> None:
+    normed = torch.nn.utils.weight_norm if hooked else parametrizations.weight_norm
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), normed(nn.Conv2d(8, 8, 1)), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    images = torch.randn(1, 3, 6, 6)
+    model(images)  # leaves a weight with its history in the layer, which torch does not copy
+    graph = secateur.analyze(model, images)
     assert not graph.groups
-    told = reasons(graph)["0.parametrizations.weight"]
+    told = reasons(graph)["2" if hooked else "2.parametrizations.weight"]
     assert told.startswith("operator aten._weight_norm_interface.default is unknown")
+    assert [note for note in graph.notes if "(2)" in note and "makes them plain" in note]
+    if hooked:
+        torch.nn.utils.remove_weight_norm(model[2])
+    else:
+        torch.nn.utils.parametrize.remove_parametrizations(model[2], "weight")
+    plain = secateur.analyze(model, images)
+    assert [group.name for group in plain.groups] == ["0", "2"]
+    assert not plain.notes
+
+
+def test_the_copy_of_what_a_pass_has_left_is_a_copy() -> None:
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 2, 1)
+            self.seen: dict[str, list[Tensor]] = {"first": []}
+
+        def forward(self, images: Tensor) -> Tensor:
+            features = self.first(images)
+            self.seen["first"] = [features]
+            return self.last(features)
+
+    model = Keeping()
+    model(torch.randn(1, 3, 4, 4))
+    kept = model.seen["first"][0]
+    copied = copy_model(model).seen["first"][0]  # pyright: ignore
+    assert kept.requires_grad
+    assert torch.equal(kept, copied)
+    assert kept.data_ptr() != copied.data_ptr()

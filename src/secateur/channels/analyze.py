@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from secateur.channels.build import build_graph
 from secateur.channels.example import Example, tensors_within
@@ -89,6 +92,10 @@ def analyze(
     uncounted = [name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)]
     if uncounted:
         notes.append(f"the MACs of recurrent layers are not counted: {', '.join(uncounted)}")
+    computed = [name for name, module in model.named_modules() if _computes_weights(module)]
+    if computed:
+        remedy = "torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm makes them plain"
+        notes.append(f"weights that are computed in every pass may have to stay ({', '.join(computed)}): {remedy}")
     graph = build_graph(watch, str(call), tuple(notes))
     if not probe:
         return graph
@@ -141,6 +148,11 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[
         watch.freeze(state, "reaches the model's output")
         watch.layers.final |= state.made if state is not None else frozenset()
     return output, tensors
+
+
+def _computes_weights(module: nn.Module) -> bool:
+    old = any(isinstance(hook, (WeightNorm, SpectralNorm)) for hook in module._forward_pre_hooks.values())
+    return old or is_parametrized(module)
 
 
 def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:

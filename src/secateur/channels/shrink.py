@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.utils._pytree import tree_leaves
 
 from secateur.channels.cost import is_kept
 from secateur.channels.plan import Plan
@@ -22,11 +23,17 @@ def shrink(model: nn.Module, plan: Plan) -> nn.Module:
 
 
 def copy_model(model: nn.Module) -> nn.Module:
+    # What a forward pass has left in the modules, as weight_norm does, torch copies only without its history.
+    left = [tensor for module in model.modules() for tensor in tree_leaves(vars(module)) if _has_history(tensor)]
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in left})
     except Exception as error:
-        remedy = "run it once under torch.no_grad(), or go without copies: analyze(probe=False) and shrink_"
+        remedy = "go without copies: analyze(probe=False) and shrink_"
         raise InvalidModel(f"{type(model).__name__} cannot be copied: {error}. Remedy: {remedy}") from error
+
+
+def _has_history(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_leaf
 
 
 @torch.no_grad()

@@ -64,7 +64,9 @@ def _layers(group: ChannelGroup) -> str:
 
 def _columns(rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    numeric = [all(row[i][:1].isdigit() for row in rows[1:]) for i in range(len(rows[0]))]
+    # Names of layers may be numbers too: they come first and last.
+    last = len(rows[0]) - 1
+    numeric = [0 < i < last and all(row[i][:1].isdigit() for row in rows[1:]) for i in range(last + 1)]
     lines = [
         "  ".join(
             cell.rjust(w) if n else cell.ljust(w) for cell, w, n in zip(row, widths, numeric, strict=True)
