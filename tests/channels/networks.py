@@ -210,6 +210,18 @@ def move(channels: int, block: Block) -> Built:
 
 
 @one
+def unpooled(channels: int, block: Block) -> Built:
+    """A convolution between pooling and its reverse, with as many channels as there are indices, or none."""
+    conv = nn.Identity() if block.option % 2 else convolution(channels, channels)
+
+    def run(module: nn.Module, x: Tensor) -> Tensor:
+        values, places = F.max_pool2d(x, 2, return_indices=True)
+        return F.max_unpool2d(module.conv(values), places, 2)
+
+    return Apply(run, conv=conv), channels
+
+
+@one
 def tokens(channels: int, block: Block) -> Built:
     """To (N, space, channels), a linear layer, and back."""
 

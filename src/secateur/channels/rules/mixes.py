@@ -170,7 +170,7 @@ def reduction(call: Call) -> None:
 @rule("max_pool1d", "max_pool2d", "max_pool3d", "max_pool1d_with_indices", "mkldnn_max_pool2d")
 @rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d")
 @rule("adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
-@rule("fractional_max_pool2d", "fractional_max_pool3d", "max_unpool2d", "max_unpool3d")
+@rule("fractional_max_pool2d", "fractional_max_pool3d")
 @rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d")
 @rule("_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d")
 @rule("upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
@@ -186,6 +186,27 @@ def spatial(call: Call) -> None:
     for dim in range(tensor.dim() - num_spatial, tensor.dim()):
         axes[dim] = call.lose(axes[dim], "passes a spatial operator across its own axis")
     call.put_all(axes)
+
+
+@rule("max_unpool2d", "max_unpool3d")
+def unpool(call: Call) -> None:
+    """Values go back to where pooling found the largest: every channel with its own indices, zero stays zero."""
+    values, indices = call.tensors
+    num_spatial = int(call.name[-2])
+    axes: list[Axis] = []
+    for dim, met in enumerate(zip(call.axes(values), call.axes(indices), strict=True)):
+        if dim >= values.dim() - num_spatial:
+            for axis in met:
+                call.freeze(axis, "passes a spatial operator across its own axis")
+            axes.append(None)
+        elif isinstance(met[0], Tensor) and isinstance(met[1], Tensor):
+            call.tie_all([met[0], met[1]])
+            axes.append(met[0])
+        else:
+            for axis in met:
+                call.freeze(axis, "meets a tensor of fixed size, element by element")
+            axes.append(None)
+    call.put(call.out, axes)
 
 
 @rule("topk", "sort", "cummax", "cummin", "kthvalue")
