@@ -33,8 +33,11 @@ class Restless(nn.Module):
         self.calls = 0
         self.history: list[int] = []
         self.register_buffer("seen", torch.zeros(3))
+        self.centre, self.slow = (nn.Parameter(torch.ones(3), requires_grad=False) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.centre.data.mul_(0.5).add_(x.mean())
+        self.slow.data = self.slow.data * 0.9
         self.calls += 1
         self.history.append(self.calls)
         self.seen = self.seen + 1
@@ -52,7 +55,7 @@ def test_the_model_is_left_exactly_as_it_was() -> None:
     model.body.register_forward_hook(lambda *_: calls.append("hook"))
     hooks = dict(model.body._forward_hooks)
     state = copy.deepcopy(model.state_dict())
-    gradients = [p.grad.clone() for p in model.parameters()]
+    gradients = [p.grad.clone() for p in model.body.parameters()]
     parameters = list(model.parameters())
     training = [m.training for m in model.modules()]
     attributes = model.calls, list(model.history), model.last
@@ -64,7 +67,7 @@ def test_the_model_is_left_exactly_as_it_was() -> None:
     assert [m.training for m in model.modules()] == training
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
-    assert all(torch.equal(g, p.grad) for g, p in zip(gradients, model.parameters(), strict=True))
+    assert all(torch.equal(g, p.grad) for g, p in zip(gradients, model.body.parameters(), strict=True))
     assert (model.calls, model.history) == attributes[:2]
     assert model.last is attributes[2]
     assert torch.equal(torch.random.get_rng_state(), random)
@@ -264,6 +267,55 @@ def test_modules_compiled_in_place_are_watched_as_written() -> None:
     assert compiled is not None
     assert str(secateur.analyze(model, IMAGE)) == str(secateur.analyze(plain, IMAGE))
     assert layer._compiled_call_impl is compiled
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_functions_are_watched_as_written() -> None:
+    doubled = torch.compile(lambda x: x * 2, backend="eager")
+
+    class Calling(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(doubled(x))
+
+    model = Calling(*small_network())
+    assert [group.name for group in secateur.analyze(model, IMAGE).groups] == ["0", "3"]
+
+
+def test_fused_attention_is_watched_layer_by_layer() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model = nn.Sequential(nn.Conv1d(3, 16, 4, 4), nn.Flatten(2), nn.TransformerEncoder(layer, 1), nn.Linear(16, 2))
+    sequence = torch.randn(1, 3, 64)
+    assert torch.backends.mha.get_fastpath_enabled()
+    graph = secateur.analyze(model.eval(), sequence)
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert [group.name for group in graph.groups] == ["2.layers.0.linear1"]
+    layers = {row.name for row in graph.layers}
+    assert {"2.layers.0.linear1", "2.layers.0.linear2"} <= layers
+
+
+def test_products_without_weights_count() -> None:
+    class Spectrogram(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward((x.flatten(2) @ self.filters).unflatten(2, (4, 4)))
+
+    model = Spectrogram(*small_network())
+    model.filters = torch.randn(64, 16)
+    rest = secateur.analyze(small_network(), torch.randn(1, 3, 4, 4)).macs
+    assert secateur.analyze(model, IMAGE).macs == rest + 3 * 64 * 16
+
+
+def test_what_the_example_does_not_run_is_named() -> None:
+    class Domains(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 2, 1)
+            self.norms = nn.ModuleDict({name: nn.BatchNorm2d(8) for name in "ab"})
+
+        def forward(self, x: torch.Tensor, domain: str = "a") -> torch.Tensor:
+            return self.last(self.norms[domain](self.first(x)))
+
+    (note,) = secateur.analyze(Domains(), IMAGE).notes
+    assert note.startswith("never run on this example, so that what they read may be cut: norms.b; ")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

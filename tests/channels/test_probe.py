@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import secateur
 from secateur import Plan
+from secateur.channels.amounts import equal_widths, unequal_amounts
 from secateur.channels.groups import ChannelGroup
-from secateur.channels.probe import equal_widths, unequal_amounts
 
 
 class Attention(nn.Module):
@@ -277,3 +277,74 @@ def test_widths_made_equal() -> None:
     amounts = equal_widths(groups_of(16, 8, 3, 64))
     assert amounts == {"0": 8, "1": 0, "2": 0, "3": 56}
     assert equal_widths(groups_of(2, 3)) == {"0": 0, "1": 0}
+
+
+class Deciding(nn.Module):
+    """Code that goes another way where widths are equal, as wide as a number, or small."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.out_channels = way, 12
+        self.stem, self.left, self.right = nn.Conv2d(3, 30, 1), nn.Conv2d(30, 8, 1), nn.Conv2d(30, 8, 1)
+        self.conv, self.project = nn.Conv2d(16, 12, 3, padding=1), nn.Conv2d(16, 12, 1)
+        self.wide, self.last = nn.Conv2d(12, 40, 1), nn.Conv2d(40, 12, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        x = torch.cat([self.left(x), self.right(x)], 1).relu()
+        y = self.conv(x)
+        if self.way != "equal" or x.shape != y.shape:
+            x = self.project(x)
+        y = self.wide((x + y).relu()).relu()
+        if self.way == "number" and y.shape[1] == self.out_channels:
+            y = y * 2
+        if self.way == "small" and y.shape[1] < 6:
+            y = y + y
+        return self.last(y)
+
+
+@pytest.mark.parametrize(
+    ("way", "stay"), [("equal", {"left", "right"}), ("number", {"wide"}), ("small", {"wide"}), ("", set())]
+)
+def test_decisions_by_width(way: str, stay: set[str]) -> None:
+    graph = secateur.analyze(randomize_(Deciding(way)), IMAGE)
+    assert set(sizes(graph)) == {"stem", "left", "right", "conv", "wide"} - stay
+
+
+class Head(nn.Module):
+    """Two numbers of channels, and a third number that equals them by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = self.hidden = self.num_classes = 8
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x.mean((2, 3)).view(-1, self.inner)).relu()
+        return self.last(x.view(-1, self.hidden))
+
+
+def test_two_attributes_that_count_follow_and_the_third_does_not() -> None:
+    model = randomize_(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), Head()))
+    small: Any = secateur.shrink(model, Plan.drop(secateur.analyze(model, IMAGE), 0.4))
+    assert (small[2].inner, small[2].hidden, small[2].num_classes) == (5, 5, 8)
+
+
+def test_a_model_whose_copy_does_not_run_says_so() -> None:
+    features: list[Tensor] = []
+
+    class Hooked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 2, 1)
+            self.first.register_forward_hook(lambda module, args, output: features.append(output))
+            self.owner = id(self)
+
+        def forward(self, x: Tensor) -> Tensor:
+            features.clear()
+            if self.owner == id(self):
+                self.first(x)
+            return self.last(features[0])
+
+    graph = secateur.analyze(Hooked().double(), IMAGE)
+    assert reasons(graph)["first"].startswith("a copy of the model does not run: IndexError")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import secateur
+from secateur import Plan
 from secateur.channels.shrink import copy_model
 
 Body = Callable[..., Any]
@@ -135,6 +136,25 @@ def test_stays_with_reason(name: str) -> None:
     }
     graph = examine(Sandwich(body, inner, **parts, along=nn.Conv1d(1, 1, 3, padding=1)), expected={}, probe=False)
     assert reasons(graph)["first"] == reason
+
+
+def test_norms_follow_where_they_are_admitted() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.normalized_shape = (8,)
+            self.weight, self.bias = parameter(8), parameter(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.layer_norm(x, self.normalized_shape, self.weight, self.bias)
+
+    for norm in (nn.RMSNorm(8), nn.LayerNorm(8), Own()):
+        model = nn.Sequential(nn.Linear(3, 8), norm, nn.Linear(8, 2))
+        graph = secateur.analyze(model, torch.randn(2, 3), inexact=True)
+        assert sizes(graph) == {"0": 8}
+        small = secateur.shrink(model, Plan.drop(graph, 0.4))
+        assert small[1].normalized_shape == (5,)  # pyright: ignore
+        assert small(torch.randn(2, 3)).shape == (2, 2)
 
 
 def test_inexact_on_request() -> None:

@@ -204,6 +204,7 @@ BODIES |= {
     "places_of_medians": lambda m, x: x.median(3, keepdim=True).indices.to(x.dtype),
     "places_of_modes": lambda m, x: x.mode(3, keepdim=True).indices.to(x.dtype),
     "places_of_largest": lambda m, x: x.max(3, keepdim=True).indices.to(x.dtype) + x.topk(2, 3).indices[..., :1],
+    "places_of_equals": lambda m, x: (x == m.bias[:, None, None]).to(x.dtype),
     "unpooled": lambda m, x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
     "edges_of_ones": lambda m, x: x * F.conv1d(x.new_ones(1, 1, x.shape[1]), m.kernel, padding=1).view(-1, 1, 1),
     "counts_of_zeros": lambda m, x: x * (x >= 0).sum(1, keepdim=True),

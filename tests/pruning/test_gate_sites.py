@@ -202,3 +202,14 @@ def test_weight_norm_stays_whole() -> None:
     graph = graph_of(nn.Sequential(normed, nn.ReLU(), conv(8, 6), nn.ReLU(), conv(6, 2)))
     assert [group.name for group in graph.groups] == ["2"]
     assert {site.module for site in graph.sites} == {"2"}
+
+
+def test_biases_that_autocast_has_cast_are_still_their_layers() -> None:
+    class Cast(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(x)
+
+    graph = secateur.analyze(Cast(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 2, 1)), torch.randn(1, 3, 4, 4))
+    assert {site.module for site in graph.sites} == {"0"}
+    assert graph.ungated == {}

@@ -52,12 +52,12 @@ def analyze(
     say = progress or (lambda text: None)
     call = Example.of(example)
     check_model(model, call)
-    watch = Watch(model, inexact)
     notes: list[str] = []
     say("watching a forward pass")
     unused = "is a parameter never used in this forward pass"
     with undisturbed(model), torch.no_grad():
         model.eval()  # not what it returns: some forget to return the model where they write it themselves
+        watch = Watch(model, inexact)
         output, tensors = _watch(watch, model, call)
         if not tensors:
             kind = type(output).__name__
@@ -85,10 +85,12 @@ def analyze(
     _freeze_unused(watch, unused)
     notes += watch.failures
     if watch.values_matter:
-        heard = {owner(leaf.name) for leaf in watch.leaves.values() if leaf.used}
-        silent = sorted({owner(leaf.name) for leaf in watch.leaves.values()} - heard)
-        text = "the code looks at values: what it does for others than those of this example was not seen"
-        notes.append(f"{text}; never run: {', '.join(silent)}" if silent else text)
+        notes.append("the code looks at values: what it does for others than those of this example was not seen")
+    heard = {owner(leaf.name) for leaf in watch.leaves.values() if leaf.used}
+    silent = sorted({owner(leaf.name) for leaf in watch.leaves.values()} - heard)
+    if silent:
+        remedy = "pass an example that runs them, or name what feeds them in ignore"
+        notes.append(f"never run on this example, so that what they read may be cut: {', '.join(silent)}; {remedy}")
     uncounted = [name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)]
     if uncounted:
         notes.append(f"the MACs of recurrent layers are not counted: {', '.join(uncounted)}")

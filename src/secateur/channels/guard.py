@@ -7,7 +7,7 @@ import random
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,15 @@ def _check_values(parameters: list[tuple[str, nn.Parameter]]) -> None:
                 raise InvalidModel(f"parameter {name!r} holds NaN or infinite values: load a sound checkpoint")
 
 
+def _as_written() -> AbstractContextManager[Any]:
+    """Functions that torch.compile was given run without it; where nothing was, the compiler is not even loaded."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Put back training flags, attributes, buffers and random state on leaving. Modules that `Module.compile` has
-    compiled in place run as written meanwhile: compiled code cannot be watched.
+    """Put back training flags, attributes, tensors and random state on leaving. What is compiled runs as written
+    meanwhile, and attention step by step: compiled code and fused layers cannot be watched.
     """
     modules = list(model.modules())
     attributes = [dict(vars(module)) for module in modules]
@@ -90,18 +95,20 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for value in saved.values()
         if type(value) in (dict, list, set)
     ]
-    held = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in {id(b): b for b in held}.values()]
-    weights = [weight for module in modules for weight in module._parameters.values() if weight is not None]
-    devices = sorted({t.device.index for t in weights if t.device.type == "cuda" and t.device.index is not None})
+    tensors = [*model.parameters(), *model.buffers()]
+    values = [(tensor, tensor.data, tensor.detach().clone()) for tensor in tensors]
+    devices = sorted({t.device.index for t in tensors if t.device.type == "cuda" and t.device.index is not None})
     numpy = sys.modules.get("numpy")
     chance = random.getstate(), numpy.random.get_state() if numpy is not None else None
-    with torch.random.fork_rng(devices=devices):
+    fused = torch.backends.mha.get_fastpath_enabled()
+    with torch.random.fork_rng(devices=devices), _as_written():
         for module in modules:
             vars(module).pop("_compiled_call_impl", None)
+        torch.backends.mha.set_fastpath_enabled(False)
         try:
             yield
         finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
             random.setstate(chance[0])
             if numpy is not None:
                 numpy.random.set_state(chance[1])
@@ -114,10 +121,12 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                 else:
                     value.clear()
                     value.update(saved)
-            for buffer, value in buffers:
-                # Batch norm does not count its writes to running statistics as new versions: compare values.
-                if buffer.device.type != "meta" and not torch.equal(buffer, value):
-                    buffer.data.copy_(value)
+            for tensor, memory, value in values:
+                if tensor.data_ptr() != memory.data_ptr():
+                    tensor.data = memory
+                # Not every write counts as a new version, as those to a batch norm's statistics: compare values.
+                if tensor.device.type != "meta" and not torch.equal(tensor, value):
+                    tensor.data.copy_(value)
 
 
 def explain(error: BaseException) -> str:

@@ -11,10 +11,13 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain, combinations
 
 import torch
 from torch import nn
 
+from secateur.channels.amounts import Amounts, equal_widths, other_ways, unequal_amounts
 from secateur.channels.groups import ChannelGraph, ChannelGroup, SizeAttribute
 from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
@@ -56,16 +59,17 @@ class Probe:
         """Whether all groups can be cut."""
         return all(attempt(self._plan(self._groups, amounts)) is None for attempt, amounts in self._attempts())
 
-    def _attempts(self) -> list[tuple[Callable[[Plan], Failure | None], dict[str, int]]]:
+    def _attempts(self) -> list[tuple[Callable[[Plan], Failure | None], Amounts]]:
         """Ways to try a cut, and how much to cut of each group: a single channel, then more or less of each than of its
-        like; then a comparison in numbers.
+        like; then a comparison in numbers, and whether the code goes the same way at other widths.
         """
         unequal, equal = unequal_amounts(self._groups), equal_widths(self._groups)
         shapes = [(self.runs, dict.fromkeys(equal, 1)), (self.runs, unequal[-1])]
         if self._is_meta:
             return [*shapes, *((self.runs, amounts) for amounts in (*unequal[:-1], equal))]
         alike = [(self.roughly_agrees, equal)] if any(equal.values()) else []
-        return [*shapes, *((self.agrees, amounts) for amounts in unequal[:-1]), *alike]
+        others = [(self.goes_alike, amounts) for amounts in other_ways(self._groups, self.graph.shapes)]
+        return [*shapes, *((self.agrees, amounts) for amounts in unequal[:-1]), *alike, *others]
 
     def plain(self) -> ChannelGraph | None:
         """The graph without attributes, but those of torch's own layers, if all groups can be cut without."""
@@ -83,8 +87,8 @@ class Probe:
         found: set[tuple[str, str]] = set()
         for alike in kinds.values():
             names = list(dict.fromkeys(attribute.attribute for attribute in alike))
-            # None, one alone, or else all: who keeps two numbers of channels keeps them all.
-            for kept in ([], *([name] for name in names)):
+            # As few as will do: two numbers of channels are usual, more are not worth the search.
+            for kept in chain.from_iterable(combinations(names, count) for count in range(3)):
                 left = [attribute for attribute in alike if attribute.attribute not in kept]
                 if left and self._works_without(left):
                     found |= {(attribute.module, attribute.attribute) for attribute in left}
@@ -118,7 +122,7 @@ class Probe:
     def _is_meta(self) -> bool:
         return next(self.model.parameters()).device.type == "meta"
 
-    def _plan(self, groups: Sequence[ChannelGroup], amounts: dict[str, int], graph: ChannelGraph | None = None) -> Plan:
+    def _plan(self, groups: Sequence[ChannelGroup], amounts: Amounts, graph: ChannelGraph | None = None) -> Plan:
         generator = torch.Generator().manual_seed(len(groups))
         kept = self.graph.all_kept()
         for group in groups:
@@ -139,8 +143,31 @@ class Probe:
                     run(work, example, mode)
             except Exception as error:
                 # Whatever a user's forward pass raises on other sizes is the answer that is looked for.
-                return Failure(f"the forward pass uses a fixed size: {explain(error)}", _running(error))
+                cause = "the forward pass uses a fixed size" if plan.remaining else "a copy of the model does not run"
+                return Failure(f"{cause}: {explain(error)}", _running(error))
         return None
+
+    def goes_alike(self, plan: Plan) -> Failure | None:
+        """Whether the shrunk network runs the same operators; if it does not, whether it computes the same."""
+        try:
+            same = self._operators(shrink_(copy_model(self.model), plan)) == self._whole
+        except Exception:
+            # What fails for another reason than missing values fails in the comparison too.
+            same = False
+        return None if same else self.agrees(plan)
+
+    @cached_property
+    def _whole(self) -> list[list[str]]:
+        return self._operators(copy_model(self.model))
+
+    def _operators(self, model: nn.Module) -> list[list[str]]:
+        """What the network runs in each mode, without the arithmetic."""
+        found = []
+        for mode, (example, *_) in self.calls.items():
+            with ShapesOnly() as seen:
+                run(model, example, mode)
+            found.append(seen.names)
+        return found
 
     def roughly_agrees(self, plan: Plan) -> Failure | None:
         """The same in half the time, for what makes a large difference if any."""
@@ -168,48 +195,14 @@ class Probe:
             failure = attempt(groups)
             if failure is None:
                 break
+            broken = self.runs(self._plan([], {}))
+            if broken is not None:
+                return {group.name: broken.reason for group in groups}
             self.say(f"probing: {len(groups)} groups to go, {len(found)} frozen")
             guilty = _bisect(_near(groups, failure.module), attempt) or _bisect(groups, attempt)
-            found.update(guilty or {group.name: failure.reason for group in groups})
+            found.update(guilty or {group.name: failure.reason for group in _smallest(groups, attempt)})
             groups = [group for group in groups if group.name not in found]
         return found
-
-
-def unequal_amounts(groups: Sequence[ChannelGroup]) -> list[dict[str, int]]:
-    """How many channels to cut of each group, in at least two ways: groups of one size lose different numbers in all
-    but the last, which is for good measure, so that no code that takes their sizes for equal goes unnoticed.
-
-    Always odd numbers, for code that asks whether the number of channels is even; up to three quarters.
-    """
-    ranks: dict[int, int] = {}
-    places: dict[str, tuple[int, int]] = {}
-    for group in groups:
-        ranks[group.size] = ranks.get(group.size, -1) + 1
-        places[group.name] = ranks[group.size], max(1, 3 * group.size // 8)
-    # The rank in digits: two groups differ in one of them. More than three do not pay.
-    digits = min(3, max((_digits(rank, base) for rank, base in places.values()), default=1))
-    result: list[dict[str, int]] = []
-    for digit in range(digits + 1):
-        amounts = {}
-        for group in groups:
-            rank, base = places[group.name]
-            number = (rank // base**digit + base // 2 ** (digit + 1)) % base
-            amounts[group.name] = min(2 * number + 1, group.size - group.at_least)
-        result.append(amounts)
-    return result
-
-
-def _digits(rank: int, base: int) -> int:
-    count = 1
-    while base > 1 and rank >= base**count:
-        count += 1
-    return count
-
-
-def equal_widths(groups: Sequence[ChannelGroup]) -> dict[str, int]:
-    """How many channels to cut so that groups become equally wide, for code that asks whether shapes are equal."""
-    width = min((group.size for group in groups if group.size >= 4), default=0)
-    return {g.name: min(max(0, g.size - width), g.size - g.at_least) if width else 0 for g in groups}
 
 
 def _bisect(
@@ -223,6 +216,18 @@ def _bisect(
         return {groups[0].name: failure.reason}
     middle = len(groups) // 2
     return _bisect(groups[:middle], attempt) | _bisect(groups[middle:], attempt)
+
+
+def _smallest(
+    groups: Sequence[ChannelGroup], attempt: Callable[[Sequence[ChannelGroup]], Failure | None]
+) -> Sequence[ChannelGroup]:
+    """Of groups that fail together only: as few as still do."""
+    step = len(groups) // 2
+    while step:
+        rests = ([*groups[:start], *groups[start + step :]] for start in range(0, len(groups), step))
+        fewer = next((rest for rest in rests if rest and attempt(rest) is not None), None)
+        groups, step = (groups, step // 2) if fewer is None else (fewer, min(step, len(fewer) // 2))
+    return groups
 
 
 def _near(groups: Sequence[ChannelGroup], module: str | None) -> list[ChannelGroup]:

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from secateur.channels.example import Example, tensors_within
 from secateur.channels.guard import undisturbed
-from secateur.channels.shapes import EagerMode, has_mask
+from secateur.channels.shapes import PRODUCTS, EagerMode, has_mask
 
-PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm")
 CHOICES = ("topk", "sort", "argmax", "argmin", "torchvision::nms")
 MEANS = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0, "exponential_": 1.0}
 

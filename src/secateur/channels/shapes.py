@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm")
+"""The operators that multiply and add."""
+
 
 class EagerMode(TorchDispatchMode):
     """A dispatch mode for code that is not compiled: it need not load the compiler, which takes seconds."""
@@ -52,8 +55,15 @@ def memory_format(tensor: Tensor) -> torch.memory_format:
 class ShapesOnly(EagerMode):
     """Run a network without its arithmetic: convolutions and matrix products give zeros."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        """The operators that were run."""
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = shape_only(func._schema.name.partition("::")[2], args)
+        name = func._schema.name
+        self.names.append(name)
+        result = shape_only(name.partition("::")[2], args)
         return func(*args, **(kwargs or {})) if result is None else result
 
 

@@ -165,7 +165,7 @@ def refresh(module: nn.Module) -> None:
         held = weight if isinstance(weight, Tensor) else module.running_mean
         if isinstance(held, Tensor):
             module.num_features = held.shape[0]
-    elif isinstance(module, nn.LayerNorm) and isinstance(weight, Tensor):
+    elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and isinstance(weight, Tensor):
         module.normalized_shape = tuple(weight.shape)
     elif isinstance(module, nn.GroupNorm) and isinstance(weight, Tensor):
         module.num_channels = weight.shape[0]

@@ -20,7 +20,7 @@ from secateur.channels.labels import LabelTable, labels_of
 from secateur.channels.rules import UNIFORM, Axis, Call, State
 from secateur.channels.rules.registry import Operator, Rule, tensors_in
 from secateur.channels.rules.ties import pointwise
-from secateur.channels.shapes import EagerMode, has_mask, shape_only
+from secateur.channels.shapes import PRODUCTS, EagerMode, has_mask, shape_only
 from secateur.channels.sites import Layers
 
 COUNTER = itertools.count()
@@ -112,7 +112,7 @@ class Watch(EagerMode):
         layout = (inputs[0].shape, inputs[0].stride()) if inputs else None
         out = shape_only(operator.name, args) if self.shapes_only else None
         out = func(*args, **kwargs) if out is None else out
-        if known or not inputs:
+        if known or not inputs or operator.name in PRODUCTS:
             call = Call(self, operator, args, kwargs, layout, out)
             if operator.rule is not None:
                 self._follow(operator.rule, call)
@@ -232,7 +232,10 @@ class Watch(EagerMode):
         """A layer has run: remember it among `layers`."""
         leaf = self._origin(weight)
         trains = weight.requires_grad if leaf is None else leaf.tensor.requires_grad
-        return self.layers.add_filters(self._stack[-1], leaf, trains, codes, bias, along)
+        shift = self._origin(bias)
+        return self.layers.add_filters(
+            self._stack[-1], leaf, trains, codes, shift.tensor if shift is not None else bias, along
+        )
 
     def add_norm(self, codes: Axis, weight: Tensor | None, bias: Tensor | None) -> None:
         """A norm of each channel alone has run: remember it among `layers`."""

@@ -92,6 +92,8 @@ def perform(
         _keep_files(job, order, settings, out, further)
     whole, teacher, plan = _prepare(job, settings, out)
     graph = analyze(job.model, job.example)
+    for note in graph.notes:
+        watcher.say(f"note: {note}")
     about = {"order": order.to_dict(), "network": job.network, "input": shape_of(graph.input)}
     timed = settings.keep_latency is not None or settings.ranking == "score_per_microsecond"
     table = _latency_table(job, settings, engine, out, watcher.say) if timed else None

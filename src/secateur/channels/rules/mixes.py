@@ -72,6 +72,8 @@ def layer_norm(call: Call) -> None:
     axes = call.axes(data)
     width = len(call["normalized_shape"])
     affine = [t for t in call.tensors if t is not data]
+    if call.watch.inexact:
+        call.watch.note_sizes(axes[-width:], list(call["normalized_shape"]))
     for offset in range(-width, 0):
         axis = axes[offset]
         if not isinstance(axis, Tensor):

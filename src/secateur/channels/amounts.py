@@ -1,0 +1,70 @@
+"""How much to cut of every group when cuts are tried: at which widths code that looks at widths may go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from secateur.channels.groups import ChannelGroup
+
+Amounts = dict[str, int]
+"""How many channels a group loses, by its name."""
+
+
+def unequal_amounts(groups: Sequence[ChannelGroup]) -> list[Amounts]:
+    """How many channels to cut of each group, in at least two ways: groups of one size lose different numbers in all
+    but the last, which is for good measure, so that no code that takes their sizes for equal goes unnoticed.
+
+    Always odd numbers, for code that asks whether the number of channels is even; up to three quarters.
+    """
+    ranks: dict[int, int] = {}
+    places: dict[str, tuple[int, int]] = {}
+    for group in groups:
+        ranks[group.size] = ranks.get(group.size, -1) + 1
+        places[group.name] = ranks[group.size], max(1, 3 * group.size // 8)
+    # The rank in digits: two groups differ in one of them. More than three do not pay.
+    digits = min(3, max((_digits(rank, base) for rank, base in places.values()), default=1))
+    result: list[Amounts] = []
+    for digit in range(digits + 1):
+        amounts = {}
+        for group in groups:
+            rank, base = places[group.name]
+            number = (rank // base**digit + base // 2 ** (digit + 1)) % base
+            amounts[group.name] = min(2 * number + 1, group.size - group.at_least)
+        result.append(amounts)
+    return result
+
+
+def _digits(rank: int, base: int) -> int:
+    count = 1
+    while base > 1 and rank >= base**count:
+        count += 1
+    return count
+
+
+def equal_widths(groups: Sequence[ChannelGroup]) -> Amounts:
+    """How many channels to cut so that groups become equally wide, for code that asks whether shapes are equal."""
+    width = min((group.size for group in groups if group.size >= 4), default=0)
+    return {g.name: min(max(0, g.size - width), g.size - g.at_least) if width else 0 for g in groups}
+
+
+def other_ways(groups: Sequence[ChannelGroup], shapes: Mapping[str, tuple[int, ...]]) -> list[Amounts]:
+    """At which code that decides by a width, or compares widths, may go another way than in the whole network.
+
+    Each group as wide as the next smaller one is, for code that compares with a number of its own; what is joined as
+    wide as what is not, for code that compares two tensors; and few channels, but enough that not all may be dead.
+    """
+    sizes = sorted({group.size for group in groups})
+    smaller = {size: max((s for s in sizes if s < size), default=size) for size in sizes}
+    parts = {
+        group.name: max(
+            (shapes[m.tensor][m.axis] // group.size for m in group.members if m.indices.shape[1] == 1), default=1
+        )
+        for group in groups
+    }
+    wide = min((group.size * parts[group.name] for group in groups), default=1)
+    widths = [
+        {group.name: smaller[group.size] for group in groups},
+        {group.name: wide // parts[group.name] for group in groups},
+        {group.name: min(4, group.size // 2) for group in groups},
+    ]
+    return [{g.name: g.size - min(g.size, max(width[g.name], g.at_least)) for g in groups} for width in widths]
