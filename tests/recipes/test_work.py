@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,23 @@ from doing import CPU, PRUNING, TRAINING, do, same, shapes, summary, weights
 from safetensors.torch import save_file
 from torch import nn
 
-from secateur import Engine, Event, load
-from secateur.errors import DamagedRun, InvalidModel, InvalidSetting, SecateurError, UnreachableBudget
+from secateur import Engine, Event, Finished, load
+from secateur.errors import (
+    DamagedRun,
+    Interrupted,
+    InvalidModel,
+    InvalidSetting,
+    RunInUse,
+    SecateurError,
+    UnreachableBudget,
+)
 from secateur.recipes import work
 from secateur.recipes.jobs import Order, build
 from secateur.recipes.work import find_start, open_network, reopen
 from secateur.results.structure import read_structure
 from secateur.ticktock import run as run_module
+from secateur.ticktock.run import Run
+from secateur.training.checkpoint import RunFolder
 
 TUNING = PRUNING.but(keep_macs=1.0, finetune_epochs=1, distill=0.5)
 
@@ -200,6 +211,12 @@ def test_the_whole_network_is_trained_once_more_and_then_pruned(chain: Chain, tm
         assert summary(run)["order"]["weights"] == str(out / "again")
         assert summary(run)["order"]["again"] == 0
     assert len([text for text in said if "once more" in text]) == 1
+    # What was before is known wherever the folder lies.
+    shutil.rmtree(out / "result")
+    moved = shutil.move(out, tmp_path / "moved")
+    work.perform(*reopen(moved), moved, CPU, watcher)
+    assert summary(moved)["before"]["metrics"] == summary(chain["baseline"])["after"]["metrics"]
+    shutil.move(moved, out)
     # Stopped before the run itself has begun, the same command goes on, and does not train again what is done.
     shutil.rmtree(out / "result")
     (out / "config.json").unlink()
@@ -208,6 +225,39 @@ def test_the_whole_network_is_trained_once_more_and_then_pruned(chain: Chain, tm
     shutil.rmtree(out / "checkpoints")
     work.perform(order, settings, Engine(), out, CPU, watcher)
     assert len([text for text in said if "once more" in text]) == 1
+
+
+@pytest.mark.parametrize("part", ["baseline", "again"])
+def test_who_is_stopped_in_the_last_evaluation_of_what_comes_first_is_not_pruned(
+    chain: Chain, part: str, tmp_path: Path
+) -> None:
+    order = chain.after("baseline", again=1)
+    if part == "baseline":
+        order = replace(order, weights=None, again=0, epochs_scale=0.01)
+    runs: list[Run] = []
+
+    @contextmanager
+    def guard(run: Run) -> Iterator[None]:
+        runs.append(run)
+        yield
+
+    def event(event: Event) -> None:
+        if isinstance(event, Finished):
+            runs[-1].stopping = 2
+
+    watcher = work.Watcher(guard=guard, event=event)
+    with pytest.raises(Interrupted, match="go on with: the same command as before"):
+        work.perform(order, PRUNING, Engine(), tmp_path, CPU, watcher)
+    assert (tmp_path / part / "result" / "summary.json").is_file()
+    assert not (tmp_path / "config.json").exists()
+    assert len(runs) == 1
+
+
+def test_what_another_run_has_just_begun_with_is_left_alone(chain: Chain, tmp_path: Path) -> None:
+    (tmp_path / "original.safetensors").write_bytes(b"of the other")
+    with closing(RunFolder(tmp_path)), pytest.raises(RunInUse):
+        do(chain.after("baseline"), PRUNING, tmp_path)
+    assert (tmp_path / "original.safetensors").read_bytes() == b"of the other"
 
 
 @pytest.mark.parametrize("given", [{"data": "somewhere"}, {"batch_size": 3}, {"hold_out": 5}])

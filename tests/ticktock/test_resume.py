@@ -31,7 +31,7 @@ from killing import (
 )
 from small import batches, on_a, prepared, quick
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from secateur import DamagedRun, Event, Finished, InvalidSetting, Task, TickTock
 from secateur.ticktock import record
@@ -271,15 +271,22 @@ class Chance(Dataset):
 
 
 def loaded(**options: Any) -> Task:
-    return replace(prepared()[2], train=DataLoader(Chance(), batch_size=8, shuffle=True, **options))
+    options = {"shuffle": True, **options}
+    return replace(prepared()[2], train=DataLoader(Chance(), batch_size=8, **options))
 
 
 def test_random_numbers_of_every_kind_go_on(tmp_path: Path) -> None:
     check_all_moments(quick(**RICH), tmp_path, loaded())
 
 
-def test_a_loader_with_workers(tmp_path: Path) -> None:
-    check_all_moments(quick(**RICH, keep_filters=0.8), tmp_path, loaded(num_workers=1), every=6)
+def test_a_loader_with_workers_that_live_on(tmp_path: Path) -> None:
+    task = loaded(num_workers=1, persistent_workers=True)
+    check_all_moments(quick(**RICH, keep_filters=0.8), tmp_path, task, every=6)
+
+
+def test_a_sampler_with_a_generator_of_its_own(tmp_path: Path) -> None:
+    sampler = RandomSampler(range(48), generator=torch.Generator().manual_seed(3))
+    check_all_moments(quick(**RICH), tmp_path, loaded(sampler=sampler, shuffle=False), every=6)
 
 
 def test_a_loader_with_a_generator_of_its_own(tmp_path: Path) -> None:
@@ -355,6 +362,17 @@ def test_after_a_refusal_the_run_can_go_on_in_the_same_process(tmp_path: Path) -
     leave(Run(quick(), net, graph, task, folder=tmp_path), 2, None)
     with pytest.raises(InvalidSetting):
         quick(seed=3)(net, graph, task, folder=tmp_path)
+    quick()(net, graph, task, folder=tmp_path)
+
+
+def test_after_damage_is_mended_the_run_can_go_on_in_the_same_process(tmp_path: Path) -> None:
+    net, graph, task = prepared()
+    leave(Run(quick(), net, graph, task, folder=tmp_path), 2, None)
+    events = (tmp_path / "events.jsonl").read_bytes()
+    (tmp_path / "events.jsonl").write_bytes(b"{\n" + events)
+    with pytest.raises(DamagedRun):
+        quick()(net, graph, task, folder=tmp_path)
+    (tmp_path / "events.jsonl").write_bytes(events)
     quick()(net, graph, task, folder=tmp_path)
 
 

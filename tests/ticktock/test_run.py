@@ -336,3 +336,29 @@ def test_what_was_captured_is_forgotten_whoever_cuts() -> None:
     widths = [run.model[0].out_channels for event in run.events() if isinstance(event, Tick)]
     assert len(widths) > 2
     assert list(dict.fromkeys(forgotten)) == widths  # fine-tuning begins anew in any case
+
+
+def test_chance_follows_the_seed() -> None:
+    net, graph, task = prepared()
+    kept = [quick(score="random", seed=seed)(net, graph, task).plan.kept.tolist() for seed in (0, 0, 1)]
+    assert kept[0] == kept[1] != kept[2]
+
+
+def test_rates_do_not_go_below_zero_if_there_are_more_batches_than_told() -> None:
+    run = Run(quick(), *prepared())
+    for shape in ("triangle", "warmup", "cosine"):
+        assert run._rate(shape, 1, 2, (0.0, 0.1))(3 * run.num_batches) == pytest.approx(0.0)
+
+
+def test_extra_state_that_is_no_tensor() -> None:
+    net, graph, task = prepared()
+
+    class Extra(type(net)):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"version": 2}
+
+        def set_extra_state(self, state: dict[str, int]) -> None:
+            assert state == {"version": 2}
+
+    net.__class__ = Extra
+    assert isinstance(quick()(net, graph, task).model, Extra)

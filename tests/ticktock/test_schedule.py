@@ -1,7 +1,9 @@
 """Settings: the paper's values, and what is refused."""
 
+import json
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from small import SIZE, batches, prepared, quick
@@ -39,6 +41,11 @@ def test_presets_and_changes() -> None:
         ({"keep_macs": 0.5, "tock_epochs": 0}, "tock_epochs must be 1 or more, got 0"),
         ({"keep_macs": 0.5, "ticks_per_tock": -1}, "ticks_per_tock must not be negative"),
         ({"keep_macs": 0.5, "tick_per_class": 0}, "tick_per_class must be 1 or more"),
+        ({"keep_macs": 0.5, "tock_epochs": 1.5}, "tock_epochs must be a whole number, got 1.5"),
+        ({"keep_macs": 0.5, "finetune_lr": 0.01}, "finetune_lr is the lowest and the highest rate, .*, got 0.01"),
+        ({"keep_macs": 0.5, "tock_lr": (0.1, 0.2, 0.3)}, "tock_lr is the lowest and the highest rate"),
+        ({"keep_macs": 0.5, "tock_lr": (-0.1, 0.2)}, "tock_lr is the lowest and the highest rate"),
+        ({"keep_macs": 0.5, "seed": 2**64}, "seed must be at least 0 and below"),
         ({"keep_macs": 0.5, "rank": "size"}, "rank must be one of auto, score, .*, got 'size'"),
         ({"keep_macs": 0.5, "cut": "never"}, "cut must be one of auto, now, end"),
     ],
@@ -46,6 +53,15 @@ def test_presets_and_changes() -> None:
 def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSetting, match=message):
         TickTock(**settings)
+
+
+def test_numbers_of_numpy_and_scores_of_ones_own_are_plain_data() -> None:
+    class Mine(secateur.Score):
+        pass
+
+    settings = TickTock(keep_macs=numpy.float32(0.5), seed=numpy.int64(3), score=Mine())  # pyright: ignore
+    told = json.loads(json.dumps(settings.to_dict()))
+    assert (told["keep_macs"], told["seed"], told["score"]) == (0.5, 3, "Mine")
 
 
 def refuse(error: type[Exception], message: str, settings: TickTock, model: nn.Module, graph: Any, task: Task) -> None:

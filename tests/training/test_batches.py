@@ -5,10 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from secateur import InvalidTask
-from secateur.training.batches import count, draw, prefetch, shard, to_device, weighted
+from secateur.training.batches import count, draw, prefetch, reseed, shard, to_device, weighted
 
 LABELS = torch.arange(40) % 4
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -283,3 +292,61 @@ def test_the_next_copy_is_under_way_while_the_present_batch_is_used() -> None:
     batches = prefetch(source(), torch.device("cuda"))
     next(batches)
     assert asked == [0, 1]
+
+
+@pytest.mark.parametrize("how", [(0.5, None), (1.0, 3)])
+def test_a_part_is_drawn_from_what_the_sampler_gives(how: tuple[float, int | None]) -> None:
+    own = list(range(24))
+    part = seen(draw(loader(sampler=SubsetRandomSampler(own)), *how, generator()))
+    assert len(part) == len(set(part)) == 12
+    assert set(part) <= set(own)
+    weights = torch.where(torch.arange(40) < 4, 36.0, 4.0)  # a tenth of the examples, half of what is drawn
+    torch.manual_seed(0)
+    part = seen(draw(loader(sampler=WeightedRandomSampler(weights.tolist(), 400)), 0.5, None, generator()))
+    assert len(part) == 200
+    assert 70 < sum(x < 4 for x in part) < 130
+
+
+def test_a_last_batch_that_is_dropped_is_dropped_from_a_part_too() -> None:
+    part = draw(loader(drop_last=True), 0.5, None, generator())
+    assert [len(labels) for _, labels in part] == [8, 8]
+    assert [len(labels) for _, labels in draw(loader(drop_last=True), 0.1, None, generator())] == [4]
+
+
+def test_labels_are_the_second_tensor_or_names() -> None:
+    class Named(TensorDataset):
+        labels = tuple("abcd"[label] for label in LABELS)
+
+    more = TensorDataset(torch.arange(40.0), LABELS, torch.arange(40))
+    for dataset in (more, Named(torch.arange(40.0), torch.arange(40))):
+        drawn = [int(x) for x, *_ in draw(DataLoader(dataset, batch_size=1), 1.0, 2, generator())]
+        assert Counter(LABELS[drawn].tolist()) == {0: 2, 1: 2, 2: 2, 3: 2}
+
+
+def test_seeds_reach_the_samplers_own_generators() -> None:
+    source = loader(sampler=RandomSampler(range(40), generator=generator(5)))
+    first = seen(reseed(source, 1))
+    assert seen(source) != first
+    assert seen(reseed(source, 1)) == first
+
+
+def test_workers_that_live_on_are_made_anew() -> None:
+    source = loader(num_workers=1, persistent_workers=True, sampler=SubsetRandomSampler(range(20)), drop_last=True)
+    fresh = reseed(source, 1)
+    assert not fresh.persistent_workers
+    torch.manual_seed(0)
+    expected = seen(source)
+    torch.manual_seed(0)
+    assert seen(fresh) == expected
+    assert len(expected) == 16
+
+
+def test_streams_and_whole_batches_of_workers_that_live_on() -> None:
+    class Stream(IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(range(10))
+
+    source = DataLoader(Stream(), batch_size=4, drop_last=True, num_workers=1, persistent_workers=True)
+    assert [len(batch) for batch in reseed(source, 0)] == [4, 4]
+    single = DataLoader(TensorDataset(LABELS), batch_size=None, num_workers=1, persistent_workers=True)
+    assert len(list(reseed(single, 0))) == 40

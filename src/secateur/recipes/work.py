@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from secateur.ticktock.record import prune_further
 from secateur.ticktock.run import Run
 from secateur.ticktock.schedule import BUDGETS, TickTock
 from secateur.training.batches import device_of
-from secateur.training.checkpoint import read_config
+from secateur.training.checkpoint import RunFolder, read_config
 from secateur.training.distributed import World
 from secateur.training.engine import Engine
 from secateur.training.loop import PRECISIONS
@@ -130,7 +130,7 @@ def perform(
             # What was kept, in terms of the network that was cut first, and what that was worth.
             known = (out / TEACHER).is_file() and job.task.evaluate is not None
             result = replace(result, plan=plan, original=job.task.metrics(whole) if known else {})
-        elif (first := _first_of(order)) is not None:
+        elif (first := _first_of(out, order)) is not None:
             result = replace(result, original=first["before"]["metrics"])
             given, metrics = first["order"]["weights"], first["after"]["metrics"]
             about["again"] = {"weights": given, "seconds": first["seconds"], "metrics": metrics}
@@ -142,6 +142,9 @@ def perform(
                 draw_seen({"before": job.model, "after": result.model}, job.maps, out / "result" / "pictures.png")
             except MissingExtra as error:
                 watcher.say(f"no pictures are drawn: {error}")
+    stopping = world.any(run.stopping)
+    if stopping is not None:
+        raise Interrupted(stopping, str(out))  # asked for in the last evaluation: what would follow must not begin
     return result
 
 
@@ -314,25 +317,30 @@ def _train(
         raise stop.within("the same command as before") from None
 
 
-def _first_of(order: Order) -> dict[str, Any] | None:
-    """Of a run that starts from a network which was trained once more: the summary of that."""
-    folder = Path(order.weights or "")
-    summary = folder / "result" / "summary.json"
-    within_a_run = folder.name == AGAIN and (folder.parent / "config.json").is_file()
-    return read_json(summary) if within_a_run and summary.is_file() else None
+def _first_of(out: Path, order: Order) -> dict[str, Any] | None:
+    """Of a run that starts from a network which was trained once more, here or in the run it goes on from: the summary
+    of that.
+    """
+    for folder in (out / AGAIN, Path(order.weights or "")):
+        summary = folder / "result" / "summary.json"
+        if folder.name == AGAIN and (folder.parent / "config.json").is_file() and summary.is_file():
+            return read_json(summary)
+    return None
 
 
 def _keep_files(job: Job, order: Order, settings: TickTock, out: Path, further: Path | None) -> None:
     """For a run that begins: put into its folder all that it takes from other files, or what the run before it took."""
     world = World.current()
     if world.leads:
-        for name in (ORIGINAL, SHAPE, TEACHER, TABLE):
-            # What is there without a run was left by one that could not begin.
-            (out / name).unlink(missing_ok=True)
-            if further is not None and (further / name).is_file():
-                write(out / name, partial(shutil.copyfile, further / name))
-        if further is None:
-            _remember(replace(job, model=copy_model(job.model)), order, settings, out)
+        # Locked, lest another run that has just begun here loses its files.
+        with closing(RunFolder(out)):
+            for name in (ORIGINAL, SHAPE, TEACHER, TABLE):
+                # What is there without a run was left by one that could not begin.
+                (out / name).unlink(missing_ok=True)
+                if further is not None and (further / name).is_file():
+                    write(out / name, partial(shutil.copyfile, further / name))
+            if further is None:
+                _remember(replace(job, model=copy_model(job.model)), order, settings, out)
     world.wait()
 
 

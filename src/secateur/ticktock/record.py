@@ -56,14 +56,18 @@ class Record:
             "settings": run.settings.to_dict(),
             "channels": [[group.name, group.size] for group in run.pruner.graph.groups],
         }
-        state = None
+        try:
+            self._open(mine, about)
+        except BaseException:
+            self.finish()
+            raise
+
+    def _open(self, mine: dict[str, Any], about: dict[str, Any]) -> None:
+        """Begin, or go on from the last checkpoint."""
+        run, state = self.run, None
         if self.folder is not None:
             if (self.path / "config.json").exists():
-                try:
-                    self._compare(self.folder.read_config(), mine)
-                except BaseException:
-                    self.folder.close()
-                    raise
+                self._compare(self.folder.read_config(), mine)
                 state = self.folder.load()
             else:
                 about = {**about, "layers": run.pruner.graph.widths, "macs": run.pruner.graph.macs}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -17,11 +18,12 @@ from secateur.errors import Diverged, Interrupted, NonFiniteLoss
 from secateur.pruning.folded import Folded
 from secateur.pruning.latency import LatencyTable
 from secateur.pruning.pruner import Pruner, make_budget
+from secateur.pruning.scores import Random
 from secateur.pruning.select import check_reachable
 from secateur.ticktock.events import Event, FineTune, Finished, Result, Start, Tick, Tock
 from secateur.ticktock.record import Cursor, Record
 from secateur.ticktock.schedule import BUDGETS, TickTock
-from secateur.training.batches import count, device_of, draw, shard
+from secateur.training.batches import count, device_of, draw, reseed, shard
 from secateur.training.distill import distilled
 from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_
 from secateur.training.ema import Ema
@@ -74,7 +76,7 @@ class Run:
         self.pruner = Pruner(
             self.model,
             graph=graph,
-            score=settings.score,
+            score=Random(settings.seed) if settings.score == "random" else settings.score,
             rank=settings.ranking,  # pyright: ignore
             rank_power=settings.rank_power,
             latency=latency,
@@ -288,7 +290,8 @@ class Run:
     def _rate(self, shape: str, epoch: int, epochs: int, ends: tuple[float, float]) -> Callable[[int], float]:
         before, num_steps = epoch * self.num_batches, epochs * self.num_batches
         divided = (self.settings.milestones, self.settings.milestone_divides) if shape == "steps" else ()
-        return lambda step: SHAPES[shape](before + step, num_steps, *ends, *divided)
+        # A loader may give more batches than it has told of.
+        return lambda step: SHAPES[shape](min(before + step, num_steps), num_steps, *ends, *divided)
 
     def _metrics(self, model: nn.Module | None = None, exact: bool = False) -> dict[str, float]:
         """Computed by the leading process, known to all; on the way in the precision of training."""
@@ -355,9 +358,7 @@ class Run:
         """This process's part of the data of the present epoch; a Tick may see some of it only."""
         settings, source = self.settings, self.task.train
         seed = mix(settings.seed, self.cursor.number, self.cursor.epoch)
-        own = getattr(source, "generator", None)
-        if isinstance(own, torch.Generator):
-            own.manual_seed(seed)
+        source = reseed(source, seed)
         if self.cursor.phase == "Tick":
             generator = torch.Generator().manual_seed(seed)
             source = draw(source, settings.tick_data, settings.tick_per_class, generator)
@@ -402,7 +403,8 @@ class Run:
 
     def _keep_state(self) -> None:
         """Remember the network as it is, in case training goes wrong."""
-        self.good = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        state = self.model.state_dict()
+        self.good = {n: v.detach().clone() if isinstance(v, Tensor) else copy.deepcopy(v) for n, v in state.items()}
 
     def _diverged(self, where: str, step: int) -> Diverged:
         last = self.history[-1] if self.history else None

@@ -154,6 +154,19 @@ class TickTock:
     """Seed of everything random in a run."""
 
     def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if hasattr(value, "item"):
+                object.__setattr__(self, f.name, value.item())  # a number of numpy's or torch's
+        for name in WHOLE:
+            if type(getattr(self, name)) is not int:
+                raise InvalidSetting(f"{name} must be a whole number, got {getattr(self, name)!r}")
+        if not 0 <= self.seed < 2**63:
+            raise InvalidSetting(f"seed must be at least 0 and below 2**63, got {self.seed}")
+        for name in ("tock_lr", "finetune_lr"):
+            ends = getattr(self, name)
+            if not isinstance(ends, (tuple, list)) or len(ends) != 2 or not all(end >= 0 for end in ends):
+                raise InvalidSetting(f"{name} is the lowest and the highest rate, as (0.001, 0.01), got {ends}")
         budgets = {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
         if len(budgets) != 1:
             got = " and ".join(budgets) if budgets else "none"
@@ -213,6 +226,8 @@ class TickTock:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
+        # A score of the user's own goes by the name of its class.
+        values["score"] = self.score if isinstance(self.score, str) else type(self.score).__name__
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
@@ -265,6 +280,10 @@ class TickTock:
 
 SHAPES = ("triangle", "warmup", "cosine", "steps", "constant")
 BUDGETS = ("keep_macs", "keep_params", "keep_filters", "keep_latency")
+WHOLE = (
+    *("tick_epochs", "tock_epochs", "finetune_epochs", "ticks_per_tock"),
+    *("min_channels", "multiple_of", "latency_batch", "seed"),
+)
 CHOICES = {
     "rank": ("auto", "score", "score_per_mac", "score_per_param", "score_per_microsecond"),
     "filter_scale": ("norm", "mean"),

@@ -104,9 +104,13 @@ def draw(batches: Iterable[Any], fraction: float, per_class: int | None, generat
     if hasattr(batches, "subset"):
         return batches.subset(fraction, per_class, generator)  # pyright: ignore
     if isinstance(batches, DataLoader) and batches.batch_size and not _streams(batches):
-        dataset: Any = batches.dataset
-        indices = choose(len(dataset), _labels(dataset) if per_class else None, fraction, per_class, generator)
-        return _rebuild(batches, Subset(dataset, indices.tolist()), batch_size=batches.batch_size, shuffle=True)
+        # What the loader's own sampler would give, which may be some of the examples only, and some more than once.
+        given = torch.as_tensor(list(batches.sampler))
+        labels = _labels(batches.dataset)[given] if per_class else None
+        chosen = given[choose(given.numel(), labels, fraction, per_class, generator)]
+        drops = batches.drop_last and chosen.numel() >= batches.batch_size
+        part = Subset(batches.dataset, chosen.tolist())
+        return _rebuild(batches, part, batch_size=batches.batch_size, shuffle=True, drop_last=drops)
     if per_class is not None:
         raise InvalidTask(
             "examples per class can be drawn from a DataLoader over a dataset with labels, or from a source with a "
@@ -146,6 +150,24 @@ def _rebuild(loader: DataLoader, dataset: Any, **sampling: Any) -> DataLoader:
     )
 
 
+def reseed(source: Any, seed: int) -> Any:
+    """The source in a state that depends on the seed alone: generators of its own and of its samplers are seeded, and
+    workers that would live on from one epoch to the next are not kept.
+    """
+    batch_sampler = getattr(source, "batch_sampler", None)
+    for holder in (source, getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)):
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
+    if not isinstance(source, DataLoader) or not source.persistent_workers:
+        return source
+    sampling: dict[str, Any] = {"batch_size": source.batch_size, "drop_last": source.drop_last}
+    if not _streams(source):
+        own = source.batch_sampler is not None
+        sampling = {"batch_sampler": source.batch_sampler} if own else {"batch_size": None, "sampler": source.sampler}
+    return _rebuild(source, source.dataset, generator=source.generator, **sampling)
+
+
 def _streams(loader: DataLoader) -> bool:
     return isinstance(loader.dataset, IterableDataset)
 
@@ -153,16 +175,25 @@ def _streams(loader: DataLoader) -> bool:
 def _labels(dataset: Any) -> Tensor:
     for name in ("targets", "labels"):
         if hasattr(dataset, name):
-            return torch.as_tensor(getattr(dataset, name), device="cpu")
-    tensors = getattr(dataset, "tensors", None)
-    if tensors:
-        return tensors[-1].cpu()
+            return _numbers(getattr(dataset, name))
+    tensors = getattr(dataset, "tensors", ())
+    if len(tensors) > 1:
+        return tensors[1].cpu()
     if isinstance(dataset, Subset):
         return _labels(dataset.dataset)[torch.as_tensor(dataset.indices)]
     raise InvalidTask(
         f"{type(dataset).__name__} has no labels to draw examples per class by: give it an attribute `targets`, or use "
         "a fraction"
     )
+
+
+def _numbers(labels: Any) -> Tensor:
+    """Labels as numbers; names are numbered."""
+    if isinstance(labels, Tensor):
+        return labels.cpu()
+    listed = list(labels)
+    number = {label: index for index, label in enumerate(dict.fromkeys(listed))}
+    return torch.tensor([number[label] for label in listed], device="cpu")
 
 
 def shard(batches: Iterable[Any], rank: int, world: int) -> Iterable[Any]:
