@@ -362,3 +362,25 @@ def test_extra_state_that_is_no_tensor() -> None:
 
     net.__class__ = Extra
     assert isinstance(quick()(net, graph, task).model, Extra)
+
+
+@pytest.mark.parametrize("wrong", ["value", "size"])
+def test_a_cut_that_turns_out_wrong_is_no_result(wrong: str) -> None:
+    class Particular(nn.Module):
+        """Minds its width, which an analysis without the probe does not see."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(2, 8, 3), nn.Conv2d(8, CLASSES, 4)
+
+        def forward(self, images: Tensor) -> Tensor:
+            x = F.relu(self.first(images))
+            if x.shape[1] < 8:
+                x = x * 2 if wrong == "value" else x.reshape(-1, 8, 4, 4)
+            return self.last(x).flatten(1)
+
+    model = Particular().double()
+    graph = secateur.analyze(model, batches()[0][0], probe=False)
+    message = "because of group 'first'; leave it out" if wrong == "value" else "the pruned network does not run: "
+    with pytest.raises(secateur.NotEquivalent, match=message):
+        quick(cut="end", keep_macs=0.6)(model, graph, prepared()[2])

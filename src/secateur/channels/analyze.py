@@ -98,19 +98,19 @@ def analyze(
     if computed:
         remedy = "torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm makes them plain"
         notes.append(f"weights that are computed in every pass may have to stay ({', '.join(computed)}): {remedy}")
-    graph = build_graph(watch, str(call), tuple(notes))
+    graph = build_graph(watch, str(call), tuple(notes), calls)
     if not probe:
         return graph
     say("probing the cuts")
-    tried = Probe(model, graph, calls, say)
+    tried = Probe(model, graph, say)
     plain = tried.plain()
     if plain is not None:
         return plain
     needless = tried.needless()
     if needless:
         watch.notes = [note for note in watch.notes if (note.module, note.attribute) not in needless]
-        graph = build_graph(watch, str(call), tuple(notes))
-    failures = Probe(model, graph, calls, say).failures()
+        graph = build_graph(watch, str(call), tuple(notes), calls)
+    failures = Probe(model, graph, say).failures()
     if failures:
         for group in graph.groups:
             if group.name in failures:
@@ -118,7 +118,7 @@ def analyze(
                     axis = watch.leaf(member.tensor).state.axes[member.axis]
                     assert isinstance(axis, Tensor)
                     watch.table.freeze(axis[member.indices.reshape(-1)], failures[group.name])
-        graph = build_graph(watch, str(call), tuple(notes))
+        graph = build_graph(watch, str(call), tuple(notes), calls)
     return graph
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.channels.cost import CostRow
+from secateur.channels.example import Example
 from secateur.channels.groups import ChannelGraph, ChannelGroup, FrozenChannels, Member, SizeAttribute, owner
 from secateur.channels.labels import Role, labels_of
 from secateur.channels.rules import Axis
@@ -45,7 +46,7 @@ class Slices:
         return [Role(role) for role in roles.tolist()]
 
 
-def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...]) -> ChannelGraph:
+def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...], calls: dict[str, list[Example]]) -> ChannelGraph:
     """The channel graph of a watched run."""
     _tie_notes(watch)
     component = watch.table.channels()
@@ -101,6 +102,7 @@ def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...]) -> Channe
         final=tuple(dict.fromkeys(final)),
         input=input_text,
         notes=notes,
+        calls=calls,
     )
 
 

@@ -41,6 +41,9 @@ class Example:
     def to(self, precision: torch.dtype) -> Example:
         return self._map(lambda t: t.to(precision) if t.is_floating_point() else t)
 
+    def on(self, device: torch.device) -> Example:
+        return self._map(lambda t: t.to(device))
+
     def copied(self) -> Example:
         """A copy, so that a model that writes into its input leaves the caller's alone."""
         return self._map(lambda t: t.detach().clone())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from secateur.channels.cost import Cost, CostRow, Formula, savings
+from secateur.channels.example import Example
 from secateur.channels.labels import Role
 from secateur.channels.sites import Site
 from secateur.errors import InvalidPlan, unknown_name
@@ -113,6 +114,8 @@ class ChannelGraph:
     input: str
     """The example in words."""
     notes: tuple[str, ...] = ()
+    calls: dict[str, list[Example]] = field(default_factory=dict, repr=False)
+    """What to call the model with in each mode, "eval" and "train": the first that it can run on."""
 
     @property
     def num_channels(self) -> int:

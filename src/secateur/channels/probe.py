@@ -24,10 +24,7 @@ from secateur.channels.plan import Plan
 from secateur.channels.rehearsal import run
 from secateur.channels.shapes import ShapesOnly
 from secateur.channels.shrink import copy_model, shrink_
-from secateur.channels.verify import Calls, compare
-
-LARGE, COSTLY = 150_000_000, 20_000_000_000
-"""Networks with more parameters, or more MACs for the example, are compared in single precision."""
+from secateur.channels.verify import compare, precision_for
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,6 @@ class Probe:
 
     model: nn.Module
     graph: ChannelGraph
-    calls: Calls
     say: Callable[[str], None]
 
     def failures(self) -> dict[str, str]:
@@ -133,7 +129,7 @@ class Probe:
     def runs(self, plan: Plan) -> Failure | None:
         """Whether the shrunk network runs."""
         work = shrink_(copy_model(self.model), plan)
-        for mode, (example, *_) in self.calls.items():
+        for mode, (example, *_) in self.graph.calls.items():
             try:
                 try:
                     with ShapesOnly():
@@ -163,7 +159,7 @@ class Probe:
     def _operators(self, model: nn.Module) -> list[list[str]]:
         """What the network runs in each mode, without the arithmetic."""
         found = []
-        for mode, (example, *_) in self.calls.items():
+        for mode, (example, *_) in self.graph.calls.items():
             with ShapesOnly() as seen:
                 run(model, example, mode)
             found.append(seen.names)
@@ -173,12 +169,11 @@ class Probe:
         """The same in half the time, for what makes a large difference if any."""
         return self.agrees(plan, torch.float32) and self.agrees(plan)
 
-    def agrees(self, plan: Plan, precision: torch.dtype = torch.float64) -> Failure | None:
+    def agrees(self, plan: Plan, precision: torch.dtype | None = None) -> Failure | None:
         """Whether the shrunk network computes what the masked one does."""
-        if self.graph.params > LARGE or self.graph.macs > COSTLY:
-            precision = torch.float32
+        precision = precision or precision_for(self.graph)
         try:
-            result = compare(self.model, plan, self.calls, precision=precision, prepare=perturb_)
+            result = compare(self.model, plan, self.graph.calls, precision=precision, prepare=perturb_)
         except Exception as error:
             return Failure(f"the forward pass uses a fixed size: {explain(error)}", _running(error))
         if plan.exact and not result.agrees:

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from secateur.channels.example import Example
-from secateur.channels.groups import ChannelGroup
+from secateur.channels.groups import ChannelGraph, ChannelGroup
+from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
 from secateur.channels.rehearsal import Choice, Outcome, Product, run
 from secateur.channels.shrink import copy_model, shrink_
-from secateur.errors import NotEquivalent
+from secateur.errors import NotEquivalent, SecateurError
 
 Calls = dict[str, list[Example]]
-"""What to call the model with in each mode, "eval" and "train": the first that it can run on."""
+LARGE, COSTLY = 150_000_000, 20_000_000_000
+"""Networks with more parameters, or more MACs for the example, are compared in single precision."""
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Of the difference relative to the largest output, by the precision of the comparison."""
 
@@ -70,6 +72,31 @@ def verify(model: nn.Module, plan: Plan, example: Any) -> Verification:
     result = compare(model, plan, calls)
     if not result.outputs:
         raise NotEquivalent("this example gives no outputs to compare, or only zeros: pass one that does")
+    _refuse_difference(result, model, plan, calls)
+    return result
+
+
+def confirm(model: nn.Module, plan: Plan) -> None:
+    """The same with the example that the plan's graph was made with: raises if the network cannot be cut like that."""
+    device = next(model.parameters()).device
+    calls = {mode: [example.on(device) for example in examples] for mode, examples in plan.graph.calls.items()}
+    if not plan.remaining or not calls:
+        return
+    try:
+        result = compare(model, plan, calls, precision=precision_for(plan.graph))
+    except SecateurError:
+        raise
+    except Exception as error:
+        # Whatever the code raises at these widths.
+        raise NotEquivalent(f"the pruned network does not run: {explain(error)}") from error
+    _refuse_difference(result, model, plan, calls)
+
+
+def precision_for(graph: ChannelGraph) -> torch.dtype:
+    return torch.float32 if graph.params > LARGE or graph.macs > COSTLY else torch.float64
+
+
+def _refuse_difference(result: Verification, model: nn.Module, plan: Plan, calls: Calls) -> None:
     if result.exact and not result.agrees:
         guilty = [group.name for group in plan.graph.groups if _is_guilty(model, plan, group, calls)]
         where = f"group {', '.join(repr(name) for name in guilty)}" if guilty else "these groups taken together"
@@ -77,7 +104,6 @@ def verify(model: nn.Module, plan: Plan, example: Any) -> Verification:
             f"masked and shrunk differ by {result.difference:.1e} (allowed: {TOLERANCES[result.precision]:.0e}) "
             f"because of {where}; leave it out with analyze(..., ignore=...) and please report the network"
         )
-    return result
 
 
 def _is_guilty(model: nn.Module, plan: Plan, group: ChannelGroup, calls: Calls) -> bool:

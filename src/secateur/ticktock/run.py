@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.shrink import copy_model
+from secateur.channels.verify import confirm
 from secateur.errors import Diverged, Interrupted, NonFiniteLoss
 from secateur.pruning.folded import Folded
 from secateur.pruning.latency import LatencyTable
@@ -172,6 +173,8 @@ class Run:
         self.cursor.number += 1
         self.position = Position()
         if phase == "FineTune":
+            # Code may do otherwise at just these widths: rather no result than a wrong one.
+            confirm(self.given, self.pruner.plan)
             self.pruner.cut_(multiple_of=ALIGNED if self.aligns else 1)
             self.begin_finetune()
         self._save(needed=phase in ("FineTune", "Finished"))
