@@ -52,8 +52,15 @@ def tensors(count: int) -> tuple[Tensor, Tensor]:
     return batches(1, count)[0]
 
 
-def arrays(count: int) -> Arrays:
-    return Arrays(*tensors(count), batch_size=BATCH, shuffle=True, crop=1, flip=True)
+class Dropping(Net):
+    """With chance in the forward pass, of which processes with parts of unequal size need unequal amounts."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(F.dropout(images, 0.2, self.training))
+
+
+def arrays(count: int, size: int = BATCH) -> Arrays:
+    return Arrays(*tensors(count), batch_size=size, shuffle=True, crop=1, flip=True)
 
 
 def loader(count: int) -> DataLoader:
@@ -74,7 +81,8 @@ CASES: dict[str, tuple[type[nn.Module], Callable[[], Any], dict[str, Any]]] = {
     "list": (Bare, lambda: plain_list(UNEVEN), {}),
     "apoz": (Bare, lambda: arrays(EVEN), {"score": "apoz"}),
     "norms": (Net, lambda: arrays(EVEN), {}),
-    "written": (Net, lambda: arrays(UNEVEN), {"ema": 0.8}),
+    "averaged": (Net, lambda: arrays(UNEVEN), {"ema": 0.8}),
+    "written": (Dropping, lambda: arrays(UNEVEN, BATCH - 1), {"ema": 0.8}),
     "nan": (Net, lambda: arrays(EVEN), {}),
     "written_nan": (Net, lambda: arrays(EVEN), {}),
     "stopped": (Net, lambda: arrays(EVEN), {}),

@@ -73,7 +73,7 @@ def check_same_decisions(found: dict[str, Any], wanted: dict[str, Any]) -> None:
         assert found[key] == wanted[key]
 
 
-@pytest.mark.parametrize("case", ["even", "uneven", "part", "masked", "loader", "list", "apoz", "norms", "written"])
+@pytest.mark.parametrize("case", ["even", "uneven", "part", "masked", "loader", "list", "apoz", "norms", "averaged"])
 def test_two_processes_do_what_one_does(done: Path, case: str) -> None:
     normed = CASES[case][0] is Net
     alone = outcome(make_run(case, change=by_parts if normed else lambda task: task))

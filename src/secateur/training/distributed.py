@@ -77,6 +77,13 @@ class World:
         dist.broadcast_object_list(box, 0, device=self._device())
         return box[0]
 
+    def gather(self, value: Any) -> list[Any]:
+        """Plain data of every process, for all."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
     def smallest(self, tensor: Tensor) -> Tensor:
         """The smallest value over all processes, in place."""
         if self.size > 1:

@@ -55,8 +55,8 @@ class Position:
     step: int = 0
     total: float = 0.0
     """Sum of the losses so far, each of the batch of all processes."""
-    random: dict[str, Any] | None = None
-    """The state of the random numbers there."""
+    random: list[dict[str, Any]] | None = None
+    """The state of the random numbers there, of every process."""
 
 
 @dataclass
@@ -120,7 +120,7 @@ class Trainer:
         for _ in range(position.step):
             next(source, None)
         if position.random is not None:
-            restore_random(position.random)
+            restore_random(position.random[min(self.world.rank, len(position.random) - 1)])
         for step, (weight, batch) in enumerate(source, position.step):
             set_rate(work.optimizer, work.rate(step))
             last = step % self.engine.accumulate == self.engine.accumulate - 1
@@ -141,7 +141,7 @@ class Trainer:
     def position(self, step: int) -> Position:
         """From where `epoch` could go on; waits for the device and, as they must call it too, all other processes."""
         self._look()
-        return Position(step, float(self.world.average(self._total)), random_state())
+        return Position(step, float(self.world.average(self._total)), self.world.gather(random_state()))
 
     def _look(self) -> None:
         if int(self.world.smallest(self._broken)) != NEVER:
