@@ -369,9 +369,10 @@ def test_after_damage_is_mended_the_run_can_go_on_in_the_same_process(tmp_path: 
     net, graph, task = prepared()
     leave(Run(quick(), net, graph, task, folder=tmp_path), 2, None)
     events = (tmp_path / "events.jsonl").read_bytes()
-    (tmp_path / "events.jsonl").write_bytes(b"{\n" + events)
-    with pytest.raises(DamagedRun):
-        quick()(net, graph, task, folder=tmp_path)
+    for damage in (b"{\n", b'{"event": "Else"}\n'):
+        (tmp_path / "events.jsonl").write_bytes(damage + events[len(damage) :])
+        with pytest.raises(DamagedRun, match=r"events\.jsonl"):
+            quick()(net, graph, task, folder=tmp_path)
     (tmp_path / "events.jsonl").write_bytes(events)
     quick()(net, graph, task, folder=tmp_path)
 

@@ -187,3 +187,9 @@ def test_a_model_without_a_removable_channel() -> None:
 def test_the_graph_of_another_network() -> None:
     _, graph, task = prepared()
     refuse(secateur.InvalidPlan, "the graph is of another network", quick(), nn.Conv2d(2, 8, 3).double(), graph, task)
+
+
+def test_a_model_of_which_nothing_trains() -> None:
+    net, graph, task = prepared()
+    net.requires_grad_(False)
+    refuse(InvalidSetting, "nothing of the model trains: set requires_grad", quick(keep_macs=1.0), net, graph, task)

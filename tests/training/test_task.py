@@ -108,3 +108,10 @@ def test_any_loss_and_any_metric() -> None:
     nameless: Any = lambda model: 93.1  # noqa: E731
     with pytest.raises(InvalidTask, match=r'evaluate must return numbers by name, as \{"accuracy": 93.1\}, got float'):
         Task([1], task.loss, nameless).metrics(Fixed())
+
+
+@pytest.mark.parametrize("value", [None, "high", torch.ones(2)])
+def test_metrics_are_one_number_each(value: Any) -> None:
+    task = Task([], lambda model, batch: torch.zeros(()), lambda model: {"accuracy": value})
+    with pytest.raises(InvalidTask, match=r"evaluate must return one number for every name, got \{'accuracy'"):
+        task.metrics(nn.Linear(1, 1))

@@ -74,7 +74,11 @@ class Record:
                 self.folder.write_config({**mine, "engine": run.engine.to_dict(), **about})
         state = run.world.tell(state)
         if state is not None:
-            run.history = [from_dict(event) for event in run.world.tell(self.folder and self.folder.read_events())]
+            told = run.world.tell(self.folder and self.folder.read_events())
+            try:
+                run.history = [from_dict(event) for event in told]
+            except (AttributeError, KeyError, TypeError) as error:
+                raise DamagedRun(f"{self.path / 'events.jsonl'} holds what is no event of a run: {error}") from error
             restore(run, state)
 
     def _compare(self, config: dict[str, Any], mine: dict[str, Any]) -> None:

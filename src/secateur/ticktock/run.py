@@ -68,7 +68,8 @@ class Run:
         )
         assert budget is not None
         self.budget = budget
-        self.num_batches = count(task.train)
+        with seeded(settings.seed):
+            self.num_batches = count(task.train)
         self.model = self._copy(model)
         self.synced = self._sync_batchnorm(say)
         """The batch norms that look at the batches of all processes, and their own classes."""

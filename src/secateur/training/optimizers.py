@@ -37,9 +37,11 @@ def make_optimizer(
         raise InvalidSetting(f"{name} does not fit: it wants a closure, sparse gradients, or matrices only")
     if name.lower() not in KNOWN:
         raise unknown_name("optimizer", name, sorted(KNOWN))
+    if not parameters:
+        raise InvalidSetting("nothing of the model trains: set requires_grad of its parameters")
     kind: Any = KNOWN[name.lower()]
     accepted = inspect.signature(kind).parameters
-    device = parameters[0].device if parameters else torch.device("cpu")
+    device = parameters[0].device
     given: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov and momentum > 0, "weight_decay": weight_decay}
     if device.type == "cuda":
         given |= {"fused": True, "capturable": True}

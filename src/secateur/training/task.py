@@ -40,7 +40,10 @@ class Task:
         if not isinstance(numbers, Mapping):
             kind = type(numbers).__name__
             raise InvalidTask(f'evaluate must return numbers by name, as {{"accuracy": 93.1}}, got {kind}')
-        return {name: float(value) for name, value in numbers.items()}
+        try:
+            return {name: float(value) for name, value in numbers.items()}
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidTask(f"evaluate must return one number for every name, got {dict(numbers)}") from error
 
 
 @contextmanager
