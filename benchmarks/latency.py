@@ -3,6 +3,7 @@
 python benchmarks/latency.py                        through onnxruntime on the CPU, into docs/latency_cpu.md
 python benchmarks/latency.py --batch 64             the same with batches, into docs/latency_cpu_64.md
 python benchmarks/latency.py --device cuda          bf16, channels last, batch 64, into docs/latency_cuda.md
+python benchmarks/latency.py --device cuda --size 32 --networks resnet56 vgg16_m      into docs/latency_cuda_32.md
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ def pruned(model: nn.Module, example: torch.Tensor, share: float, kind: str, tab
     return pruner.finish().eval()
 
 
-def measure(name: str, device: torch.device, batch: int, repetitions: int) -> tuple[list[str], list[str]]:
+def measure(name: str, device: torch.device, batch: int, size: int, repetitions: int) -> tuple[list[str], list[str]]:
     """Rows of the table for one network, and what cannot be had."""
     torch.manual_seed(0)
     model = find_model(name).eval()
-    example = torch.randn(1, 3, 224, 224)
+    example = torch.randn(1, 3, size, size)
     on_gpu = device.type == "cuda"
     precision = torch.bfloat16 if on_gpu else torch.float32
-    batched = torch.randn(batch, 3, 224, 224, device=device)
+    batched = torch.randn(batch, 3, size, size, device=device)
     # A CPU takes layers of one image as it takes those of many, only sooner.
     some = batched if on_gpu else batched[:1]
     table = secateur.measure_latency(model.to(device), some, precision=precision, channels_last=on_gpu)
@@ -86,12 +87,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--batch", type=int, help="images at a time: 1 on the CPU, 64 on a GPU")
+    parser.add_argument("--networks", nargs="+", default=NETWORKS, help="by name")
+    parser.add_argument("--size", type=int, default=224, help="height and width of the images")
     parser.add_argument("--repetitions", type=int, default=20, help="timed passes of each network")
     parser.add_argument("--out", type=Path, help="where the page goes")
     options = parser.parse_args()
     device = torch.device(options.device)
     batch = options.batch or (64 if device.type == "cuda" else 1)
-    measured = [measure(name, device, batch, options.repetitions) for name in NETWORKS]
+    measured = [measure(name, device, batch, options.size, options.repetitions) for name in options.networks]
     rows, missing = ([line for part in parts for line in part] for parts in zip(*measured, strict=True))
     where = torch.cuda.get_device_name() + ", " + hardware() if device.type == "cuda" else hardware()
     how = "bf16, channels last, as a CUDA graph" if device.type == "cuda" else "fp32, through onnxruntime"
@@ -101,7 +104,7 @@ def main() -> None:
             "",
             f"Made by `{' '.join(['python benchmarks/latency.py', *sys.argv[1:]])}` on {where}; {how}; seed 0.",
             "",
-            METHOD.format(repetitions=options.repetitions, images=f"{batch} images of 224x224"),
+            METHOD.format(repetitions=options.repetitions, images=f"{batch} images of {options.size}x{options.size}"),
             "",
             "| network | cut to | MACs left | parameters left | median ms | time left | images/s | spread |",
             "|---|---|---|---|---|---|---|---|",
@@ -112,7 +115,8 @@ def main() -> None:
             "",
         ]
     )
-    (options.out or DOCS / f"latency_{device.type}{'' if options.batch is None else f'_{batch}'}.md").write_text(text)
+    differs = [str(given) for given, usual in ((options.batch, None), (options.size, 224)) if given != usual]
+    (options.out or DOCS / f"{'_'.join(['latency', device.type, *differs])}.md").write_text(text)
     print(text)
 
 
