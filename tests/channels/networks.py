@@ -222,6 +222,29 @@ def unpooled(channels: int, block: Block) -> Built:
 
 
 @one
+def written(channels: int, block: Block) -> Built:
+    """Padding, by torch around the image or by hand, and pixels between pixels of another convolution."""
+    conv, other = nn.Conv2d(channels, channels, 1), nn.Conv2d(channels, channels, 1)
+    around = nn.Conv2d(channels, channels, 3, padding=1, padding_mode="circular")
+
+    def framed(m: Any, x: Tensor) -> Tensor:
+        y = m.conv(x)
+        result = x.new_zeros(*y.shape[:2], SIZE + 2, SIZE + 2)
+        result[:, :, 1:-1, 1:-1] = y
+        return result[:, :, 2:, 2:]
+
+    def mixed(m: Any, x: Tensor) -> Tensor:
+        left, right = m.conv(x), m.other(x).tanh()
+        result = torch.empty_like(left)
+        result[..., ::2] = left[..., ::2]
+        result[..., 1::2] = right[..., 1::2]
+        return result
+
+    function = [lambda m, x: m.around(x), framed, mixed][block.option % 3]
+    return Apply(function, conv=conv, other=other, around=around), channels
+
+
+@one
 def tokens(channels: int, block: Block) -> Built:
     """To (N, space, channels), a linear layer, and back."""
 

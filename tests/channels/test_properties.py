@@ -35,6 +35,7 @@ FREE = {
     "shared": [16],
     "pixels": [24, 18],
     "move": [16],
+    "written": [24, 24, 24],
     "unpooled": [16, 16],  # the convolution gives what its input was
     "tokens": [24],
     "functional": [24],

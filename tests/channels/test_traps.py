@@ -205,6 +205,11 @@ BODIES |= {
     "places_of_modes": lambda m, x: x.mode(3, keepdim=True).indices.to(x.dtype),
     "places_of_largest": lambda m, x: x.max(3, keepdim=True).indices.to(x.dtype) + x.topk(2, 3).indices[..., :1],
     "places_of_equals": lambda m, x: (x == m.bias[:, None, None]).to(x.dtype),
+    "written_into_ones": lambda m, x: _written(x.new_ones(x.shape), x),
+    "written_and_woken": lambda m, x: _written(_written(torch.zeros_like(x), x), x.sigmoid(), slice(0, 1)),
+    "written_channels": lambda m, x: _written(torch.zeros_like(x), x, dim=1),
+    "written_with_shift": lambda m, x: _written(torch.zeros_like(x), x) + _written(torch.zeros_like(x), x + 1),
+    "written_through_a_view": lambda m, x: _written(torch.zeros_like(x).mT, x.mT).mT,
     "unpooled": lambda m, x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
     "edges_of_ones": lambda m, x: x * F.conv1d(x.new_ones(1, 1, x.shape[1]), m.kernel, padding=1).view(-1, 1, 1),
     "counts_of_zeros": lambda m, x: x * (x >= 0).sum(1, keepdim=True),
@@ -214,6 +219,13 @@ BODIES |= {
     "weights_clamped": lambda m, x: (m.conv.weight.data.clamp_(-0.5, 0.5), m.conv(x))[1],
     "weights_normalised": lambda m, x: (m.conv.weight.data.div_(m.conv.weight.data.norm()), m.conv(x))[1],
 }  # fmt: skip
+
+
+def _written(target: Tensor, source: Tensor, where: slice = slice(1, None), dim: int = 2) -> Tensor:
+    """The target with a part of the source in it."""
+    place = (slice(None),) * dim + (where,)
+    target[place] = source[place]
+    return target
 
 
 @torch.library.custom_op("secateur_tests::add_one", mutates_args=("tensor",))

@@ -16,7 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from secateur.channels.labels import LabelTable, labels_of
+from secateur.channels.labels import LabelTable, is_alive, labels_of, with_alive
 from secateur.channels.rules import UNIFORM, Axis, Call, State
 from secateur.channels.rules.registry import Operator, Rule, tensors_in
 from secateur.channels.rules.ties import pointwise
@@ -178,9 +178,45 @@ class Watch(EagerMode):
         relatives = [t for t in self._relatives(tensor) if t is not tensor]
         if after is None or not relatives:
             return
+        if self._spread(tensor, after, relatives):
+            return
         filled = any(_is_filled(t, self.state(t)) for t in [tensor, *relatives])
         if before is None or filled or not _same_axes(before.axes, after.axes):
             self._forget([tensor, *relatives], [after] if before is None else [before, after])
+
+    def _spread(self, tensor: Tensor, after: State, relatives: list[Tensor]) -> bool:
+        """A part was written that has all channels, into what was zeros or parts of the same kind: all of it has them.
+
+        So do padding by hand, circular padding, and what puts pixels between pixels.
+        """
+        carried = [dim for dim, axis in enumerate(after.axes) if isinstance(axis, Tensor)]
+        states = [self.state(other) for other in relatives]
+        if (
+            not carried
+            or after.weights
+            or any(not self._takes(t, s, tensor, carried) for t, s in zip(relatives, states, strict=True))
+        ):
+            return False
+        for other, state in zip(relatives, states, strict=True):
+            assert state is not None
+            axes: list[Axis] = [None] * other.dim()
+            for dim in carried:
+                axis, known = after.axes[dim], state.axes[dim]
+                assert isinstance(axis, Tensor)
+                if isinstance(known, Tensor):
+                    self.table.tie(axis, known)
+                    axis = with_alive(axis, is_alive(axis) | is_alive(known))
+                axes[dim] = axis
+            self.put(other, State(axes, made=after.made | state.made, bare=after.bare | state.bare))
+        return True
+
+    def _takes(self, whole: Tensor, state: State | None, part: Tensor, carried: list[int]) -> bool:
+        """Whether a part with channels along these axes can be written into a tensor without another meaning."""
+        if state is None or id(whole) in self.leaves or whole.dim() != part.dim():
+            return False
+        alike = all((whole.shape[dim], whole.stride(dim)) == (part.shape[dim], part.stride(dim)) for dim in carried)
+        codes = [dim for dim, axis in enumerate(state.axes) if isinstance(axis, Tensor)]
+        return alike and (state.zero or codes == carried)
 
     def _relate(self, tensors: list[Tensor]) -> None:
         """Tensors that share memory must be known as such, in case one is written to."""

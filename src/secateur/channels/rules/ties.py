@@ -159,7 +159,7 @@ def copy(call: Call) -> None:
 @rule("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like")
 def like(call: Call) -> None:
     """A new tensor with the shape of another: its size follows, its values know no channels."""
-    zero = call.name == "zeros_like"
+    zero = call.name in ("zeros_like", "empty_like")
     axes: list[Axis] = [
         with_alive(axis, not zero) if isinstance(axis, Tensor) else axis for axis in call.axes(call["self"])
     ]
@@ -171,7 +171,9 @@ def like(call: Call) -> None:
 def fill(call: Call) -> None:
     """Filled with one value or with noise: no index differs from another in kind."""
     value = next((call[name] for name in ("fill_value", "value", "s") if call.has(name)), None)
-    zero = call.name in ("zeros", "new_zeros", "zero_") or (not isinstance(value, Tensor) and value == 0)
+    # What is not filled yet is nobody's.
+    zero = call.name in ("zeros", "new_zeros", "zero_", "empty", "new_empty")
+    zero |= not isinstance(value, Tensor) and value == 0
     for other in call.tensors[1:]:
         call.freeze_axes(other, "tells how to fill a tensor")
     axes: list[Axis] = [UNIFORM] * call.out.dim()
