@@ -95,7 +95,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for value in saved.values()
         if type(value) in (dict, list, set)
     ]
-    tensors = [*model.parameters(), *model.buffers()]
+    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.layout is torch.strided]
     values = [(tensor, tensor.data, tensor.detach().clone()) for tensor in tensors]
     devices = sorted({t.device.index for t in tensors if t.device.type == "cuda" and t.device.index is not None})
     numpy = sys.modules.get("numpy")
