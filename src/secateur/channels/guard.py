@@ -83,9 +83,11 @@ def _as_written() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
+def undisturbed(model: nn.Module, values: bool = True) -> Iterator[None]:
     """Put back training flags, attributes, tensors and random state on leaving. What is compiled runs as written
     meanwhile, and attention step by step: compiled code and fused layers cannot be watched.
+
+    values: whether what the tensors hold matters.
     """
     modules = list(model.modules())
     attributes = [dict(vars(module)) for module in modules]
@@ -96,7 +98,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         if type(value) in (dict, list, set)
     ]
     tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.layout is torch.strided]
-    values = [(tensor, tensor.data, tensor.detach().clone()) for tensor in tensors]
+    contained = [(tensor, tensor.data, tensor.detach().clone()) for tensor in tensors if values]
     devices = sorted({t.device.index for t in tensors if t.device.type == "cuda" and t.device.index is not None})
     numpy = sys.modules.get("numpy")
     chance = random.getstate(), numpy.random.get_state() if numpy is not None else None
@@ -121,7 +123,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                 else:
                     value.clear()
                     value.update(saved)
-            for tensor, memory, value in values:
+            for tensor, memory, value in contained:
                 if tensor.data_ptr() != memory.data_ptr():
                     tensor.data = memory
                 # Not every write counts as a new version, as those to a batch norm's statistics: compare values.

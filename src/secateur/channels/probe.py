@@ -133,7 +133,7 @@ class Probe:
             try:
                 try:
                     with ShapesOnly():
-                        run(work, example, mode)
+                        run(work, example, mode, values=False)
                 except Exception:
                     # Some operators cannot do with zeros: only what fails with the arithmetic has failed.
                     run(work, example, mode)
@@ -161,7 +161,7 @@ class Probe:
         found = []
         for mode, (example, *_) in self.graph.calls.items():
             with ShapesOnly() as seen:
-                run(model, example, mode)
+                run(model, example, mode, values=False)
             found.append(seen.names)
         return found
 

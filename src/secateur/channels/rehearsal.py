@@ -97,9 +97,12 @@ def real(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def run(model: nn.Module, example: Example, mode: str) -> Outcome:
-    """A forward pass in evaluation or training mode, without dropout."""
-    with undisturbed(model), Record() as record:
+def run(model: nn.Module, example: Example, mode: str, values: bool = True) -> Outcome:
+    """A forward pass in evaluation or training mode, without dropout.
+
+    values: whether what the model's tensors hold matters afterwards.
+    """
+    with undisturbed(model, values), Record() as record:
         model.train(mode == "train")
         for module in model.modules():
             if "drop" in type(module).__name__.lower() or type(module).__name__ == "StochasticDepth":
