@@ -14,7 +14,8 @@ from typing import Any
 from evidence import RESULTS, Evidence, read_all, spread
 
 from secateur.cli.train import NAMES, Tuning
-from secateur.recipes.paper import find_recipe
+from secateur.recipes.paper import find_recipe, is_recipe
+from secateur.recipes.recipe import Recipe
 from secateur.recipes.reports import PAPER, draw_architectures, draw_rankings, path_of, table_of_rankings
 from secateur.results.figures import draw_structures
 from secateur.results.structure import read_json
@@ -189,7 +190,8 @@ def start_of(run: Evidence) -> str:
 
 def differences(run: Evidence) -> str:
     """From the recipe as it is now, in what matters for this run."""
-    recipe = find_recipe(run.data["order"]["recipe"])
+    name = run.data["order"]["recipe"]
+    recipe = find_recipe(name) if is_recipe(name) else Recipe(network=name, data="")
     usual = {**DELETED, **recipe.pruning.to_dict(), "batch_size": recipe.batch_size}
     settings = {**run.data["settings"], "batch_size": run.data["order"]["batch_size"] or recipe.batch_size}
     changed = {
