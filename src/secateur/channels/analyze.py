@@ -13,13 +13,12 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from secateur.channels.build import build_graph
-from secateur.channels.example import Example, tensors_within
+from secateur.channels.example import Calls, Example, tensors_within
 from secateur.channels.groups import ChannelGraph, owner
 from secateur.channels.guard import check_model, explain, undisturbed
 from secateur.channels.labels import Role
 from secateur.channels.probe import Probe
 from secateur.channels.trace import Watch
-from secateur.channels.verify import Calls
 from secateur.errors import InvalidExample, InvalidModel, unknown_name
 
 Ignore = Callable[[str, nn.Module], bool] | Iterable[str] | str

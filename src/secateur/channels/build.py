@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.channels.cost import CostRow
-from secateur.channels.example import Example
+from secateur.channels.example import Calls
 from secateur.channels.groups import ChannelGraph, ChannelGroup, FrozenChannels, Member, SizeAttribute, owner
 from secateur.channels.labels import Role, labels_of
 from secateur.channels.rules import Axis
@@ -46,7 +46,7 @@ class Slices:
         return [Role(role) for role in roles.tolist()]
 
 
-def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...], calls: dict[str, list[Example]]) -> ChannelGraph:
+def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...], calls: Calls) -> ChannelGraph:
     """The channel graph of a watched run."""
     _tie_notes(watch)
     component = watch.table.channels()

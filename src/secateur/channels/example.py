@@ -76,6 +76,10 @@ class Example:
         return ", ".join(shapes) or "no tensors"
 
 
+Calls = dict[str, list[Example]]
+"""What to call a model with in each mode, "eval" and "train": the first that it can run on."""
+
+
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same nesting of tuples, lists and dicts with every tensor changed."""
     if isinstance(value, Tensor):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from secateur.channels.cost import Cost, CostRow, Formula, savings
-from secateur.channels.example import Example
+from secateur.channels.example import Calls
 from secateur.channels.labels import Role
 from secateur.channels.sites import Site
 from secateur.errors import InvalidPlan, unknown_name
@@ -114,8 +114,7 @@ class ChannelGraph:
     input: str
     """The example in words."""
     notes: tuple[str, ...] = ()
-    calls: dict[str, list[Example]] = field(default_factory=dict, repr=False)
-    """What to call the model with in each mode, "eval" and "train": the first that it can run on."""
+    calls: Calls = field(default_factory=dict, repr=False)
 
     @property
     def num_channels(self) -> int:

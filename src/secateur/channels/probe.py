@@ -190,8 +190,7 @@ class Probe:
             failure = attempt(groups)
             if failure is None:
                 break
-            broken = self.runs(self._plan([], {}))
-            if broken is not None:
+            if not found and (broken := self.runs(self._plan([], {}))) is not None:
                 return {group.name: broken.reason for group in groups}
             self.say(f"probing: {len(groups)} groups to go, {len(found)} frozen")
             guilty = _bisect(_near(groups, failure.module), attempt) or _bisect(groups, attempt)

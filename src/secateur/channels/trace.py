@@ -268,20 +268,21 @@ class Watch(EagerMode):
         """A layer has run: remember it among `layers`."""
         leaf = self._origin(weight)
         trains = weight.requires_grad if leaf is None else leaf.tensor.requires_grad
-        shift = self._origin(bias)
-        return self.layers.add_filters(
-            self._stack[-1], leaf, trains, codes, shift.tensor if shift is not None else bias, along
-        )
+        return self.layers.add_filters(self._stack[-1], leaf, trains, codes, self._uncast(bias), along)
 
     def add_norm(self, codes: Axis, weight: Tensor | None, bias: Tensor | None) -> None:
         """A norm of each channel alone has run: remember it among `layers`."""
-        leaf, shift = self._origin(weight), self._origin(bias)
         bare = weight is None and bias is None
-        self.layers.add_norm(self._stack[-1], leaf, codes, shift.tensor if shift is not None else bias, bare)
+        self.layers.add_norm(self._stack[-1], self._origin(weight), codes, self._uncast(bias), bare)
 
     def _origin(self, tensor: Tensor | None) -> Leaf | None:
         state = self.state(tensor) if tensor is not None else None
         return state.origin if state is not None else None
+
+    def _uncast(self, tensor: Tensor | None) -> Tensor | None:
+        """The parameter itself, where the tensor is a view or a cast of one."""
+        leaf = self._origin(tensor)
+        return leaf.tensor if leaf is not None else tensor
 
     def note_size(self, axis: Axis, size: int) -> bool:
         """Note attributes of the running module that equal this number of channels; whether there are any."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.channels.example import Example
+from secateur.channels.example import Calls, Example
 from secateur.channels.groups import ChannelGraph, ChannelGroup
 from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
@@ -17,7 +17,6 @@ from secateur.channels.rehearsal import Choice, Outcome, Product, run
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.errors import NotEquivalent, SecateurError
 
-Calls = dict[str, list[Example]]
 LARGE, COSTLY = 150_000_000, 20_000_000_000
 """Networks with more parameters, or more MACs for the example, are compared in single precision."""
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
