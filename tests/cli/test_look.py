@@ -60,7 +60,7 @@ def test_recipes_as_json(secateur: Call) -> None:
         ("fcn32s-voc", ["epochs = 11", "keep_macs = 0.73", "tick_lr = 1e-10", "benchmark_RELEASE/dataset"]),
         ("resnet20@class_folders", ["resnet20", "epochs = 160", "a folder for each class"]),
         ("digits", ["epochs = 15", "tock_epochs = 3"]),
-        ("resnet56-cifar10-ours", ["once more", "distill = 0.9"]),
+        ("resnet56-cifar10-ours", ["once more", "distill = 0.9", "batches of 256, squares of 8 pixels erased"]),
     ],
 )
 def test_one_recipe_as_a_whole(secateur: Call, name: str, shown: list[str]) -> None:

@@ -326,6 +326,7 @@ def test_the_baseline_is_not_needed_once_all_is_done(reproduce: Call, tmp_path: 
     [
         (["--epochs-scale", "0.5"], "tick_removes, tock_epochs, finetune_epochs"),
         (["--batch-size", "7"], "batch_size"),
+        (["--erase", "2"], "erase"),
         (["--width", "0.5"], "width"),
         (["--hold-out", "3"], "hold_out"),
     ],
@@ -429,7 +430,10 @@ def test_stopped_and_gone_on_with(secateur: Call, cifar: Path, tmp_path: Path) -
     assert text.startswith("# table1\n")
 
 
-@pytest.mark.parametrize(("change", "what"), [(["--batch-size", 3], "batch_size"), (["--hold-out", 2], "hold_out")])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [(["--batch-size", 3], "batch_size"), (["--erase", 2], "erase"), (["--hold-out", 2], "hold_out")],
+)
 def test_a_stopped_run_goes_on_as_it_was_or_not_at_all(
     secateur: Call, cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: list[object], what: str
 ) -> None:

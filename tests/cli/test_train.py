@@ -45,7 +45,7 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Order, TickTock, Engi
         ("scratch", "vgg16m-cifar100", {"--epochs": "320", "--lr": "0.1"}),
         ("shrunk", "vgg16m-cub200", {"--epochs": "180", "--lr": "0.003", "--keep-macs": "0.25"}),
         ("finetune", "resnet50-imagenet", {"--epochs": "60", "--lr": "0.0 0.01", "--shape": "steps"}),
-        ("finetune", "resnet56-cifar10-ours", {"--epochs": "100", "--distill": "0.9", "--shape": "warmup"}),
+        ("finetune", "resnet56-cifar10-ours", {"--epochs": "200", "--distill": "0.9", "--shape": "warmup"}),
         ("prune", "resnet56-cifar10", {"--tick-removes": "0.002", "--finetune-epochs": "40"}),
         ("prune", "fcn32s-voc", {"--tick-lr": "1e-10", "--tock-lr": "1e-11 1e-10", "--filter-scale": "mean"}),
         ("prune", "fcn32s-voc", {"--keep-macs": "0.73"}),
@@ -113,7 +113,7 @@ def test_the_recipe_may_stand_behind_its_options(secateur: Call, ordered: list, 
 def test_flags_of_train(secateur: Call, ordered: list) -> None:
     flags = "--epochs 30 --lr 0.2 --milestones 0.2 0.4 --divide 5 --momentum 0.8 --weight-decay 0 --seed 4"
     hardware = "--precision bf16 --channels-last --accumulate 2 --clip-norm 3 --no-graphs"
-    source = "--data somewhere --batch-size 7 --width 0.5 --hold-out 9 --weights file.pth"
+    source = "--data somewhere --batch-size 7 --erase 4 --width 0.5 --hold-out 9 --weights file.pth"
     assert secateur("train", "resnet20@cifar10", *f"{flags} {hardware} {source}".split())[0] == 0
     ((order, settings, engine, _),) = ordered
     assert settings == TickTock(
@@ -132,6 +132,7 @@ def test_flags_of_train(secateur: Call, ordered: list) -> None:
         recipe="resnet20@cifar10",
         data=str(Path("somewhere").absolute()),
         batch_size=7,
+        erase=4,
         width=0.5,
         hold_out=9,
         weights="file.pth",

@@ -131,10 +131,31 @@ def flipped(image: Tensor, mirrored: bool) -> Tensor:
     return image.flip(-1) if mirrored else image
 
 
+@pytest.mark.parametrize("side", [1, 2, 3, 4])
+@pytest.mark.parametrize("mean", [None, (2.0,) * 3])
+def test_a_square_of_each_image_is_made_the_mean_colour(side: int, mean: tuple[float, ...] | None) -> None:
+    torch.manual_seed(0)
+    numbers: dict[str, Any] = {"mean": mean, "std": mean and (0.5,) * 3}
+    plain, erased = (everything(pictures(1000, **numbers, erase=number)) for number in (0, side))
+    found = Counter()
+    for before, after in zip(plain, erased, strict=True):
+        ways = []
+        for y in range(5):
+            for x in range(4):
+                top, left = y - side // 2, x - side // 2
+                wanted = before.clone()
+                wanted[:, max(top, 0) : top + side, max(left, 0) : left + side] = 0
+                ways += [(y, x)] if torch.equal(wanted, after) else []
+        assert len(ways) == 1
+        found[ways[0]] += 1
+    assert len(found) == 5 * 4
+    assert max(found.values()) < 3 * min(found.values())
+
+
 def test_augmentation_is_anew_each_time_and_by_seed() -> None:
     def passes(seed: int) -> list[Tensor]:
         torch.manual_seed(seed)
-        data = pictures(crop=2, flip=True, shuffle=True)
+        data = pictures(crop=2, flip=True, erase=3, shuffle=True)
         return [everything(data) for _ in range(2)]
 
     assert all(map(torch.equal, passes(0), passes(0)))
@@ -174,7 +195,7 @@ def test_an_own_augmentation_sees_images_as_they_are_stored() -> None:
     assert torch.equal(images, (255 - pictures().images[:64]) / 255)
 
 
-@pytest.mark.parametrize("options", [{}, {"crop": 1}, {"mean": (0.5,) * 3, "std": (0.5,) * 3}])
+@pytest.mark.parametrize("options", [{}, {"crop": 1}, {"erase": 2}, {"mean": (0.5,) * 3, "std": (0.5,) * 3}])
 def test_order_in_memory(options: dict[str, Any]) -> None:
     for last, (images, _) in ((last, next(iter(pictures(channels_last=last, **options)))) for last in (False, True)):
         assert images.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
@@ -205,6 +226,7 @@ def test_the_parts_of_all_processes_make_up_the_whole(world: int, own: bool) -> 
         shuffle=True,
         crop=1,
         flip=True,
+        erase=2,
         augment=noise if own else None,
         mean=(0.5,) * 3,
         std=(1,) * 3,
@@ -248,6 +270,8 @@ def test_parts_of_parts() -> None:
         ({"last": "pad"}, "last must be 'keep' or 'drop', got 'pad'"),
         ({"last": "drop", "batch_size": 11}, "10 examples do not fill one batch of 11"),
         ({"crop": -1}, "crop is a number of pixels, got -1"),
+        ({"erase": -1}, "erase is a number of pixels, got -1"),
+        ({"erase": 1, "images": torch.zeros(10, 3, 2)}, "images of shape NxCxHxW, got 10x3x2"),
         ({"crop": 1, "images": torch.zeros(10, 3, 2)}, "images of shape NxCxHxW, got 10x3x2"),
         ({"flip": True, "labels": torch.zeros(10, 2, 2).long()}, "would move the images but not their label maps"),
         ({"mean": (0.5,) * 3}, "mean and std go together"),
@@ -272,7 +296,9 @@ def test_processes_that_do_not_fit_are_named() -> None:
 @on_gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_on_a_gpu_no_batch_is_waited_for() -> None:
-    data = pictures(shuffle=True, crop=2, flip=True, mean=(0.5,) * 3, std=(1.0,) * 3, channels_last=True).to("cuda")
+    data = pictures(shuffle=True, crop=2, flip=True, erase=2, mean=(0.5,) * 3, std=(1.0,) * 3, channels_last=True).to(
+        "cuda"
+    )
     batches = iter(data)
     next(batches)
     torch.cuda.set_sync_debug_mode("error")

@@ -173,6 +173,20 @@ def test_the_same_images_are_held_out_whatever_the_seed(cifar: Path) -> None:
     assert torch.equal(torch.stack(looked_at(one)), torch.stack(looked_at(other)))
 
 
+@pytest.mark.parametrize(
+    ("recipe", "given", "side"), [("cifar10", None, 0), ("cifar10", 3, 3), ("ours", None, 8), ("ours", 0, 0)]
+)
+def test_training_images_are_erased_as_the_recipe_says_or_the_user(
+    cifar: Path, recipe: str, given: int | None, side: int
+) -> None:
+    names = {"cifar10": "resnet20@cifar10", "ours": "resnet56-cifar10-ours"}
+    job = built(names[recipe], cifar, erase=given, batch_size=4, hold_out=5)
+    assert isinstance(job.task.train, Arrays)
+    assert job.task.train.erase == side
+    plain = built("resnet20@cifar10", cifar, hold_out=5)
+    assert torch.equal(torch.stack(looked_at(job)), torch.stack(looked_at(plain)))
+
+
 def test_ones_own_job() -> None:
     job = built("own_networks:job")
     assert job.network is None
@@ -220,7 +234,8 @@ def test_a_mistake_is_named(recipe: str, values: dict[str, Any], kind: type[Exce
     assert message in str(caught.value)
 
 
-def test_hold_out_is_for_datasets_in_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["hold_out", "erase"])
+def test_what_is_for_datasets_in_memory(tmp_path: Path, name: str) -> None:
     miniature_images.write_class_folders(tmp_path, num_classes=2, per_class=2)
-    with pytest.raises(InvalidSetting, match="hold_out is for datasets that are kept in memory, and your own images"):
-        built("torchvision:resnet18@class_folders", tmp_path, hold_out=1)
+    with pytest.raises(InvalidSetting, match=f"{name} is for datasets that are kept in memory, and your own images"):
+        built("torchvision:resnet18@class_folders", tmp_path, **{name: 1})

@@ -200,7 +200,7 @@ def test_the_whole_network_is_trained_once_more_and_then_pruned(chain: Chain, tm
     work.perform(order, settings, Engine(), out, CPU, watcher)
     assert f"training the whole network once more, for 1 epochs, in {out / 'again'}" in said
     again = reopen(out / "again")[1]
-    assert (again.keep_macs, again.finetune_epochs, again.distill) == (1.0, 1, 0.5)
+    assert (again.keep_macs, again.finetune_epochs, again.distill) == (1.0, 1, 0.0)
     assert same(
         weights(out / "again" / "original.safetensors"), weights(chain["baseline"] / "result/model.safetensors")
     )
@@ -260,7 +260,7 @@ def test_what_another_run_has_just_begun_with_is_left_alone(chain: Chain, tmp_pa
     assert (tmp_path / "original.safetensors").read_bytes() == b"of the other"
 
 
-@pytest.mark.parametrize("given", [{"data": "somewhere"}, {"batch_size": 3}, {"hold_out": 5}])
+@pytest.mark.parametrize("given", [{"data": "somewhere"}, {"batch_size": 3}, {"hold_out": 5}, {"erase": 2}])
 def test_ones_own_job_takes_no_other_data(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match=f"own_networks:job brings its own data: {next(iter(given))} would have"):
         Order(recipe="own_networks:job", **given)

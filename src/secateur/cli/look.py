@@ -69,10 +69,11 @@ def _whole(name: str, recipe: Recipe) -> str:
 
     options = "".join(f", {key}={value}" for key, value in recipe.options.items())
     default = TickTock(keep_macs=1.0)
-    lines = [f"{name}: {recipe.network}{options}, batches of {recipe.batch_size}", "", "trained with"]
+    erased = f", squares of {recipe.erase} pixels erased" if recipe.erase else ""
+    lines = [f"{name}: {recipe.network}{options}, batches of {recipe.batch_size}{erased}", "", "trained with"]
     lines += [f"  {f.name} = {getattr(recipe.training, f.name)}" for f in fields(recipe.training)]
     if recipe.again:
-        lines += ["", f"trained once more for {recipe.again} epochs before it is pruned"]
+        lines += ["", f"trained once more, on the labels, for {recipe.again} epochs before it is pruned"]
     lines += ["", "pruned with the defaults, but"]
     for f in fields(recipe.pruning):
         value = getattr(recipe.pruning, f.name)

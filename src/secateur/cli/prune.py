@@ -55,8 +55,8 @@ class Prune:
     """The trained network: a run of secateur train, or a file with a state dict."""
 
     again: int = 0
-    """Epochs for which the whole network is trained once more before it is pruned, like fine-tuning and in a run of its
-    own; with --distill it learns from what it was. The pruned network then learns from a better one."""
+    """Epochs for which the whole network is trained once more before it is pruned, like fine-tuning but on the labels
+    alone, and in a run of its own. With --distill the pruned network then learns from a better one."""
 
     epochs_scale: float = 1.0
     """Times the length of everything, epochs and number of Ticks: 0.01 for a rehearsal."""

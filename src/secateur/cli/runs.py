@@ -34,6 +34,10 @@ class Source:
     batch_size: int | None = None
     """Images in a batch, instead of the recipe's number."""
 
+    erase: int | None = None
+    """Make a square of this side, anywhere in every training image, the mean colour: 8 is good for CIFAR, 0 is none.
+    Instead of the recipe's, and for datasets that are kept in memory."""
+
     width: float = 1.0
     """Times the channels of every layer, for networks that take `width`: all of ours do."""
 
@@ -46,6 +50,7 @@ class Source:
         given = {
             "data": str(self.data.absolute()) if self.data is not None else None,
             "batch_size": self.batch_size,
+            "erase": self.erase,
             "width": self.width,
             "hold_out": self.hold_out,
             "weights": str(weights) if weights is not None else None,

@@ -21,6 +21,7 @@ class Arrays:
     augment: what is done to a batch of images, as they are stored, after `crop` and `flip`.
     crop: each image is moved by up to so many pixels either way, with zeros moving in.
     flip: each image is mirrored left to right, or not, by chance.
+    erase: of each image a square of so many pixels, anywhere and perhaps in part beside it, is made the mean colour.
     mean, std: of each channel, taken off and divided by at the end; between 0 and 1 for images of uint8.
     last: whether a last batch that is smaller comes as it is or is left out.
     channels_last: the order in memory that convolutions on GPUs like best.
@@ -33,6 +34,7 @@ class Arrays:
     augment: Callable[[Tensor], Tensor] | None = None
     crop: int = 0
     flip: bool = False
+    erase: int = 0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     last: Literal["keep", "drop"] = "keep"
@@ -41,12 +43,13 @@ class Arrays:
     def __post_init__(self) -> None:
         _check_pair(self.images, self.labels)
         _check_batches(self.labels.shape[0], self.batch_size, self.last)
-        if self.crop < 0:
-            raise InvalidTask(f"crop is a number of pixels, got {self.crop}")
+        for name in ("crop", "erase"):
+            if getattr(self, name) < 0:
+                raise InvalidTask(f"{name} is a number of pixels, got {getattr(self, name)}")
         by_pixel = self.crop or self.flip
-        if (by_pixel or self.mean or self.std or self.channels_last) and self.images.dim() != 4:
+        if (by_pixel or self.erase or self.mean or self.std or self.channels_last) and self.images.dim() != 4:
             raise InvalidTask(
-                "crop, flip, mean, std and channels_last are for images of shape NxCxHxW, got "
+                "crop, flip, erase, mean, std and channels_last are for images of shape NxCxHxW, got "
                 + "x".join(map(str, self.images.shape))
             )
         if by_pixel and self.labels.dim() != 1:
@@ -132,7 +135,7 @@ class Shard:
         normalize = _normalization(arrays)
         for indices in _order(arrays):
             size = indices.shape[0]
-            places = _places(arrays, size)
+            places, erased = _places(arrays, size), _erased(arrays, size)
             if size < self.world:
                 continue
             part = slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
@@ -148,7 +151,10 @@ class Shard:
                 memory_format=torch.channels_last if arrays.channels_last else torch.contiguous_format
             )
             weight = (part.stop - part.start) * self.world / size
-            yield weight, (normalize(images), arrays.labels[indices[part]].long())
+            images = normalize(images)
+            if erased is not None:
+                images = images.clone().masked_fill_(erased[part], 0)  # in place keeps the order in memory
+            yield weight, (images, arrays.labels[indices[part]].long())
 
     def subset(self, fraction: float, per_class: int | None, generator: torch.Generator) -> Shard:
         """This process's part of `Arrays.subset`; the generators of all processes must be in the same state."""
@@ -176,6 +182,20 @@ def _places(arrays: Arrays, count: int) -> tuple[Tensor, Tensor] | None:
     if arrays.flip:
         columns = torch.where(torch.randint(2, (count, 1), device=device) == 1, columns.flip(1), columns)
     return rows, columns
+
+
+def _erased(arrays: Arrays, count: int) -> Tensor | None:
+    """The pixels to erase of each of `count` images: a square about one that is drawn at random."""
+    if not arrays.erase:
+        return None
+    device, side = arrays.images.device, arrays.erase
+
+    def within(size: int) -> Tensor:
+        behind = torch.arange(size, device=device) - torch.randint(size, (count, 1), device=device) + side // 2
+        return (behind >= 0) & (behind < side)
+
+    rows, columns = map(within, arrays.images.shape[2:])
+    return rows[:, None, :, None] & columns[:, None, None, :]
 
 
 def _take(images: Tensor, rows: Tensor, columns: Tensor, padding: int) -> Tensor:

@@ -57,6 +57,9 @@ class Order:
     batch_size: int | None = None
     """Instead of the recipe's."""
 
+    erase: int | None = None
+    """Instead of the recipe's."""
+
     width: float = 1.0
     """Times the channels of every layer, for networks that take `width`."""
 
@@ -83,7 +86,7 @@ class Order:
         if not self.is_own:
             find_recipe(self.recipe)
             return
-        unused = [name for name in ("data", "batch_size", "hold_out") if getattr(self, name)]
+        unused = [name for name in ("data", "batch_size", "hold_out", "erase") if getattr(self, name)]
         if unused:
             raise InvalidSetting(f"{self.recipe} brings its own data: {' and '.join(unused)} would have no effect")
 
@@ -104,10 +107,14 @@ def build(order: Order, seed: int, device: torch.device) -> Job:
     recipe = find_recipe(order.recipe)
     dataset = find_dataset(recipe.data)
     train, test = dataset.load(order.data, recipe.batch_size if order.batch_size is None else order.batch_size)
-    if order.hold_out:
+    erase = recipe.erase if order.erase is None else order.erase
+    if order.hold_out or erase:
         if not isinstance(train, Arrays):
-            raise InvalidSetting(f"hold_out is for datasets that are kept in memory, and {dataset.summary} is not")
-        train, test = train.hold_out(order.hold_out)
+            name = "hold_out" if order.hold_out else "erase"
+            raise InvalidSetting(f"{name} is for datasets that are kept in memory, and {dataset.summary} is not")
+        if order.hold_out:
+            train, test = train.hold_out(order.hold_out)
+        train = replace(train, erase=erase)
     train, test = (data.to(device) if isinstance(data, Arrays) else data for data in (train, test))
     num_classes = dataset.num_classes or _count_classes(train)
     if dataset.maps:

@@ -71,9 +71,11 @@ class Recipe:
     """Of the example that MACs are counted for; otherwise what the dataset says."""
     training: Training = field(default_factory=Training)
     again: int = 0
-    """Epochs for which the whole network is trained once more before it is pruned."""
+    """Epochs for which the whole network is trained once more, on the labels, before it is pruned."""
     pruning: TickTock = field(default_factory=lambda: TickTock(keep_macs=0.5))
     batch_size: int = 128
+    erase: int = 0
+    """Side of a square, anywhere in every training image, that is made the mean colour."""
     top5: bool = False
     """Whether accuracy among the best five classes is reported too."""
     summed: bool = False

@@ -87,7 +87,8 @@ def check_same(step: Step, conditions: Conditions) -> None:
     """Raise if the run that was done in the step's folder was another one."""
     folder, order = conditions.folder(step.name), conditions.order
     summary = read_json(folder / "result" / "summary.json")
-    wanted = {**settings_of(step, conditions).to_dict(), "batch_size": order.batch_size, "hold_out": order.hold_out}
+    wanted = settings_of(step, conditions).to_dict()
+    wanted |= {name: getattr(order, name) for name in ("batch_size", "erase", "hold_out")}
     done = {**summary["settings"], **summary["order"]}
     if "again" in summary:
         done["weights"] = summary["again"]["weights"]

@@ -169,7 +169,11 @@ def _check_same(order: Order, out: Path) -> None:
     if (out / "result" / "summary.json").is_file() and not any((out / "checkpoints").glob("[0-9]*")):
         raise InvalidSetting(f"{out} is done, and its checkpoints are gone: its result is in {out / 'result'}")
     begun, wanted = read_config(out).get("order", {}), order.to_dict()
-    other = [name for name in ("recipe", "batch_size", "width", "fresh", "hold_out") if begun.get(name) != wanted[name]]
+    other = [
+        name
+        for name in ("recipe", "batch_size", "erase", "width", "fresh", "hold_out")
+        if begun.get(name) != wanted[name]
+    ]
     if other:
         raise InvalidSetting(
             f"{out} holds a run with another {', '.join(other)}: go on as it was, or name another folder"
@@ -292,7 +296,8 @@ def _with_again(
     if not order.again or settings.keep_macs == 1:
         return order
     folder, order, epochs = out / AGAIN, replace(order, again=0), order.again
-    whole = settings.but(**{**dict.fromkeys(BUDGETS), "keep_macs": 1.0}, rank="score", finetune_epochs=epochs)
+    budget = {**dict.fromkeys(BUDGETS), "keep_macs": 1.0}
+    whole = settings.but(**budget, rank="score", distill=0.0, finetune_epochs=epochs)
     why = f"training the whole network once more, for {epochs} epochs, in {folder}"
     _train(why, order, whole, engine, folder, device, watcher)
     return replace(order, weights=str(folder))
