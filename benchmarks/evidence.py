@@ -15,6 +15,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from secateur.errors import InvalidSetting
+from secateur.recipes.paper import find_recipe, is_recipe
 from secateur.recipes.reports import main_of
 from secateur.results.structure import Layer, Structure, read_json, read_lines
 
@@ -70,6 +71,10 @@ def keep(run: Path, group: str | None) -> Path:
         raise InvalidSetting(f"{run} is not finished")
     data = read_json(summary)
     order = data["order"]
+    if is_recipe(order["recipe"]):
+        # What the recipe says by now, which may change.
+        recipe = find_recipe(order["recipe"])
+        order |= {name: getattr(recipe, name) for name in ("batch_size", "erase") if order[name] is None}
     for holder, key in ((order, "data"), (order, "weights"), (data.get("again", {}), "weights")):
         if holder.get(key) is not None:
             holder[key] = Path(holder[key]).name
