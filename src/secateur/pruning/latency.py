@@ -145,7 +145,7 @@ def measure_latency(
     device = next(model.parameters()).device
     if device.type == "cuda" and layers:
         say("the whole network")
-        whole = _time_whole(model, example, precision, layout, repetitions)
+        whole = time_whole(model, example, precision, channels_last, repetitions)
         layers = with_rest(layers, [size for *_, size in calls], whole)
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     batch = calls[0][2][0] if calls else 0
@@ -204,16 +204,21 @@ def with_rest(layers: list[LayerTable], sizes: list[int], whole: float) -> list[
     return result
 
 
-def _time_whole(
-    model: nn.Module, example: Any, precision: torch.dtype, layout: torch.memory_format, repetitions: int
+def time_whole(
+    model: nn.Module, example: Any, precision: torch.dtype, channels_last: bool, repetitions: int = 10
 ) -> float:
-    """Microseconds that a GPU takes for a pass, without the time to start its kernels; not `captured`, as not every
-    network can be.
+    """Microseconds of a pass; on a GPU without the time to start its kernels, and not `captured`, as not every network
+    can be.
     """
-    call = Example.of(example).to(precision)
+    call, device = Example.of(example).to(precision), next(model.parameters()).device
+    layout = torch.channels_last if channels_last else torch.contiguous_format
     whole = copy_model(model).eval().to(dtype=precision, memory_format=layout)  # pyright: ignore[reportCallIssue]
     found = []
-    with torch.cuda.device(next(model.parameters()).device), torch.inference_mode():
+    if device.type != "cuda":
+        with torch.inference_mode():
+            seconds = time_by_turns({"": lambda: call(whole)}, waiting_for(device), repetitions)
+        return 1e6 * min(seconds[""])
+    with torch.cuda.device(device), torch.inference_mode():
         for _ in range(WARM_UP + repetitions):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(AHEAD)

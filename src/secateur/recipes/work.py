@@ -17,15 +17,14 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from secateur.channels.analyze import analyze
-from secateur.channels.example import map_tensors
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.errors import DamagedRun, Diverged, Interrupted, InvalidSetting, MissingExtra
 from secateur.models.weights import load_weights_
-from secateur.pruning.latency import LatencyTable, measure_latency
 from secateur.recipes.controls import initialize_
 from secateur.recipes.jobs import Job, Order, build
 from secateur.recipes.paper import find_recipe
+from secateur.recipes.timing import TABLE, latency_table, time_left
 from secateur.results.artifact import save
 from secateur.results.atomic import write
 from secateur.results.bench import latency
@@ -41,15 +40,12 @@ from secateur.training.batches import device_of
 from secateur.training.checkpoint import RunFolder, read_config
 from secateur.training.distributed import World
 from secateur.training.engine import Engine
-from secateur.training.loop import PRECISIONS
 from secateur.training.randomness import seeded
 
 BASELINE, AGAIN = "baseline", "again"
 """Within the run: what is trained first, and once more, before anything is pruned."""
 ORIGINAL, SHAPE, TEACHER = "original.safetensors", "shape.json", "teacher.safetensors"
 """Beside the run: the network it starts from, the plan by which that was cut before, and what it learns from."""
-TABLE = "latency.json"
-"""And what its layers take, for a budget of latency."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,7 @@ def perform(
         watcher.say(f"note: {note}")
     about = {"order": order.to_dict(), "network": job.network, "input": shape_of(graph.input)}
     timed = settings.keep_latency is not None or settings.ranking == "score_per_microsecond"
-    table = _latency_table(job, settings, engine, out, watcher.say) if timed else None
+    table = latency_table(job, settings, engine, out, watcher.say) if timed else None
     if table is not None:
         about["latency_table"] = table.where
     with _going_further(further if not begun else None, out, settings):
@@ -134,6 +130,8 @@ def perform(
             result = replace(result, original=first["before"]["metrics"])
             given, metrics = first["order"]["weights"], first["after"]["metrics"]
             about["again"] = {"weights": given, "seconds": first["seconds"], "metrics": metrics}
+        if settings.keep_latency is not None:
+            about["latency_left"] = time_left(job, whole, result.model, settings, engine, watcher.say)
         seconds = latency({"before": whole, "after": result.model}, job.example)
         about["latency"] = {**seconds, "batch": 1, "device": device_name(device)}
         save(result, out / "result", **about)
@@ -243,19 +241,6 @@ def find_start(name: str) -> Start:
     originals = [run / TEACHER, *([] if (run / SHAPE).is_file() else [run / ORIGINAL])]
     original = next((path for path in originals if path.is_file()), None)
     return Start(folder / "model.safetensors", json.dumps(plan), original, of_result=True)
-
-
-def _latency_table(job: Job, settings: TickTock, engine: Engine, out: Path, say: Callable[[str], None]) -> LatencyTable:
-    """What layers take on this device: measured when the run begins, and kept in its folder."""
-    world, path = World.current(), out / TABLE
-    if world.leads and not path.is_file():
-        say("measuring what the layers take on this device")
-        example = map_tensors(job.example, lambda tensor: torch.cat([tensor[:1]] * settings.latency_batch))
-        precision = PRECISIONS.get(engine.precision, torch.float32)
-        table = measure_latency(job.model, example, precision=precision, channels_last=engine.channels_last)
-        write(path, lambda target: target.write_text(json.dumps(table.to_dict())))
-    world.wait()
-    return LatencyTable.from_dict(read_json(path))
 
 
 def cut_(job: Job, text: str) -> Plan:

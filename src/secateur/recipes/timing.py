@@ -1,0 +1,60 @@
+"""A budget of latency: what layers take before a run, and what the network takes after it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from secateur.channels.example import map_tensors
+from secateur.pruning.latency import LatencyTable, measure_latency, time_whole
+from secateur.recipes.jobs import Job
+from secateur.results.atomic import write
+from secateur.results.structure import read_json
+from secateur.ticktock.schedule import TickTock
+from secateur.training.distributed import World
+from secateur.training.engine import Engine
+from secateur.training.loop import PRECISIONS
+
+TABLE = "latency.json"
+"""Beside the run: what its layers take."""
+MISSED = 1.1
+"""Times the budget: from where on it counts as missed."""
+
+
+def latency_table(job: Job, settings: TickTock, engine: Engine, out: Path, say: Callable[[str], None]) -> LatencyTable:
+    """What layers take on this device: measured when the run begins, and kept in its folder."""
+    world, path = World.current(), out / TABLE
+    if world.leads and not path.is_file():
+        say("measuring what the layers take on this device")
+        table = measure_latency(job.model, **_to_time(job, settings, engine))
+        write(path, lambda target: target.write_text(json.dumps(table.to_dict())))
+    world.wait()
+    return LatencyTable.from_dict(read_json(path))
+
+
+def _to_time(job: Job, settings: TickTock, engine: Engine) -> dict[str, Any]:
+    """On what, and how, a network is timed for a budget of latency."""
+    example = map_tensors(job.example, lambda tensor: torch.cat([tensor[:1]] * settings.latency_batch))
+    precision = PRECISIONS.get(engine.precision, torch.float32)
+    return {"example": example, "precision": precision, "channels_last": engine.channels_last}
+
+
+def time_left(
+    job: Job, whole: nn.Module, cut: nn.Module, settings: TickTock, engine: Engine, say: Callable[[str], None]
+) -> float:
+    """The share of the whole network's time that the cut one takes, which the table of layers has only foretold."""
+    before, after = (time_whole(model, **_to_time(job, settings, engine)) for model in (whole, cut))
+    budget, left = settings.keep_latency or 1.0, after / before
+    say(f"the network takes {left:.0%} of the time that it took")
+    if left > MISSED * budget:
+        say(
+            f"note: that is more than the {budget:.0%} which its layers take one by one. At this size they hardly get "
+            "faster when they get narrower, or what lies between them counts: try a larger latency_batch, "
+            "multiple_of=8, or a budget of MACs"
+        )
+    return left

@@ -1,0 +1,50 @@
+"""Runs with a budget of latency tell what came of it."""
+
+from pathlib import Path
+
+import doing
+import pytest
+import torch
+from torch import nn
+
+from secateur.models.resnet_cifar import CifarResNet
+from secateur.pruning.latency import time_whole
+from secateur.recipes import timing, work
+from secateur.recipes.jobs import Order
+from secateur.training.engine import Engine
+
+
+@pytest.mark.parametrize(("times", "missed"), [(0.7, False), (0.76, False), (0.9, True), (1.2, True)])
+def test_a_run_says_when_the_network_takes_more_than_its_layers(
+    times: float, missed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params: list[int] = []
+    how: list[tuple[int, torch.dtype, bool]] = []
+
+    def clock(model: nn.Module, example: torch.Tensor, precision: torch.dtype, channels_last: bool) -> float:
+        params.append(sum(p.numel() for p in model.parameters()))
+        how.append((len(example), precision, channels_last))
+        return 500.0 if len(params) == 1 else 500.0 * times
+
+    monkeypatch.setattr(timing, "time_whole", clock)
+    said: list[str] = []
+    settings = doing.PRUNING.but(keep_macs=None, keep_latency=0.7, latency_batch=3)
+    engine = Engine(precision="bf16", channels_last=True)
+    order = Order(recipe="own_networks:job")
+    work.perform(order, settings, engine, tmp_path, doing.CPU, work.Watcher(say=said.append))
+    told = doing.summary(tmp_path)
+    assert params == [told[when]["params"] for when in ("before", "after")]
+    assert params[1] < params[0]
+    assert how == [(3, torch.bfloat16, True)] * 2
+    assert told["latency_left"] == pytest.approx(times)
+    assert f"the network takes {times:.0%} of the time that it took" in said
+    assert any(text.startswith("note: that is more than the 70% which its layers take") for text in said) == missed
+
+
+def test_timing_leaves_the_network_as_it_is() -> None:
+    model = CifarResNet(8, width=0.5).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert time_whole(model, torch.randn(2, 3, 16, 16), torch.bfloat16, True, 3) > 0
+    assert model.training
+    assert doing.same(model.state_dict(), before)
+    assert all(tensor.dtype != torch.bfloat16 and tensor.is_contiguous() for tensor in model.state_dict().values())
