@@ -172,6 +172,7 @@ def on_cuda(repeats: int, workers: int) -> tuple[str, list[dict[str, Any]]]:
         fast = Engine(precision="bf16", channels_last=True)
         row: dict[str, Any] = {"network": name, "floor": floor(name)}
         row["captured, bf16"] = phases(name, fast, repeats)
+        row["captured, bf16, channels first"] = phases(name, Engine(precision="bf16"), repeats)
         row["captured, fp32"] = phases(name, Engine(channels_last=True), repeats)
         row["captured, bf16, distilled"] = phases(name, fast, repeats, distill=0.9)
         pieces = Engine(precision="bf16", channels_last=True, graphs=False)

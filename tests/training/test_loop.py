@@ -160,3 +160,17 @@ def test_seeds() -> None:
     assert len(set(drawn)) == 3
     assert torch.equal(before, torch.get_rng_state())
     assert len({mix(seed, phase, epoch) for seed in range(4) for phase in range(20) for epoch in range(20)}) == 1600
+
+
+@pytest.mark.parametrize(
+    ("device", "engine", "advised"),
+    [
+        ("cuda", Engine(precision="bf16"), True),
+        ("cuda", Engine(precision="fp16"), True),
+        ("cuda", Engine(precision="bf16", channels_last=True), False),
+        ("cuda", Engine(), False),
+        ("cpu", Engine(precision="bf16"), False),
+    ],
+)
+def test_who_trains_slowly_on_a_gpu_is_told(device: str, engine: Engine, advised: bool) -> None:
+    assert ("--channels-last" in (engine.advice(device) or "")) == advised
