@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
-from secateur.channels.groups import ChannelGroup
+from secateur.channels.groups import ChannelGroup, FrozenChannels
 
 Amounts = dict[str, int]
 """How many channels a group loses, by its name."""
@@ -47,14 +47,16 @@ def equal_widths(groups: Sequence[ChannelGroup]) -> Amounts:
     return {g.name: min(max(0, g.size - width), g.size - g.at_least) if width else 0 for g in groups}
 
 
-def other_ways(groups: Sequence[ChannelGroup], shapes: Mapping[str, tuple[int, ...]]) -> list[Amounts]:
+def other_ways(
+    groups: Sequence[ChannelGroup], frozen: Sequence[FrozenChannels], shapes: Mapping[str, tuple[int, ...]]
+) -> list[Amounts]:
     """At which code that decides by a width, or compares widths, may go another way than in the whole network.
 
-    Each group as wide as the next smaller one is, for code that compares with a number of its own; what is joined as
-    wide as what is not, for code that compares two tensors; and few channels, but enough that not all may be dead.
+    Each group as wide as the next smaller one is, for code that compares with a number of its own; as wide as what
+    stays, and what is joined as wide as what is not, for code that compares two tensors; and few channels, but enough
+    that not all may be dead.
     """
-    sizes = sorted({group.size for group in groups})
-    smaller = {size: max((s for s in sizes if s < size), default=size) for size in sizes}
+    stay = {shapes[layer.tensor][layer.axis] for layer in frozen}
     parts = {
         group.name: max(
             (shapes[m.tensor][m.axis] // group.size for m in group.members if m.indices.shape[1] == 1), default=1
@@ -63,8 +65,14 @@ def other_ways(groups: Sequence[ChannelGroup], shapes: Mapping[str, tuple[int, .
     }
     wide = min((group.size * parts[group.name] for group in groups), default=1)
     widths = [
-        {group.name: smaller[group.size] for group in groups},
+        {group.name: _below(group.size, {other.size for other in groups}) for group in groups},
+        {group.name: _below(group.size, stay) for group in groups},
         {group.name: wide // parts[group.name] for group in groups},
         {group.name: min(4, group.size // 2) for group in groups},
     ]
     return [{g.name: g.size - min(g.size, max(width[g.name], g.at_least)) for g in groups} for width in widths]
+
+
+def _below(size: int, sizes: Set[int]) -> int:
+    """The next smaller one; itself if there is none."""
+    return max((other for other in sizes if other < size), default=size)

@@ -64,7 +64,8 @@ class Probe:
         if self._is_meta:
             return [*shapes, *((self.runs, amounts) for amounts in (*unequal[:-1], equal))]
         alike = [(self.roughly_agrees, equal)] if any(equal.values()) else []
-        others = [(self.goes_alike, amounts) for amounts in other_ways(self._groups, self.graph.shapes)]
+        ways = other_ways(self._groups, self.graph.frozen, self.graph.shapes)
+        others = [(self.goes_alike, amounts) for amounts in ways if any(amounts.values())]
         return [*shapes, *((self.agrees, amounts) for amounts in unequal[:-1]), *alike, *others]
 
     def plain(self) -> ChannelGraph | None:
@@ -244,10 +245,12 @@ def _running(error: BaseException) -> str | None:
 
 @torch.no_grad()
 def perturb_(model: nn.Module) -> None:
-    """Move every weight a little, so that zero-initialised branches cannot hide a wrong cut."""
+    """Move every weight a little, so that zero-initialised branches cannot hide a wrong cut.
+
+    Towards zero, and by its own size: what must stay below one does, and masks of -1e9 or -inf drown nothing else.
+    """
     generator = torch.Generator(device="cpu").manual_seed(0)
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor.is_floating_point() and tensor.numel():
-            scale = 0.1 * float(tensor.abs().mean()) or 0.05
             noise = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype, device="cpu").to(tensor.device)
-            tensor.add_(noise * scale)
+            tensor.copy_(torch.where(tensor == 0, 0.05 * noise, tensor * (1 - 0.1 * noise)))

@@ -48,6 +48,14 @@ class Outcome:
 
     outputs: list[Tensor]
     steps: list[Product | Choice]
+    floating: list[bool]
+    """Of the outputs, which are not whole numbers."""
+
+    @property
+    def blind(self) -> bool:
+        """Whether the outputs say little about what led to them: classes, masks, zeros, or nothing but NaN."""
+        telling = [output for output, floating in zip(self.outputs, self.floating, strict=True) if floating]
+        return not any(bool(output.nan_to_num(0, 0, 0).any()) for output in telling)
 
     @property
     def choices(self) -> list[Choice]:
@@ -112,4 +120,6 @@ def run(model: nn.Module, example: Example, mode: str, values: bool = True) -> O
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(0)
         output = example.copied()(model)
-    return Outcome([real(tensor).double() for tensor in tensors_within(output)], record.steps)
+    found = tensors_within(output)
+    floating = [tensor.is_floating_point() or tensor.is_complex() for tensor in found]
+    return Outcome([real(tensor).double() for tensor in found], record.steps, floating)
