@@ -1,5 +1,6 @@
-"""Networks whose outputs would not show a wrong cut: what led to them is compared."""
+"""Networks in which a wrong cut would not show, if outputs were all that is compared, or copies all that is run."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -130,3 +131,131 @@ def test_widths_of_what_stays_are_tried() -> None:
     assert not graph.groups
     (frozen,) = [layer for layer in graph.frozen if layer.name == "b"]
     assert "depends on the number of channels" in frozen.reason
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b(F.relu(self.a(x)))
+
+
+def in_a_lambda(block: Block) -> None:
+    block.forward = lambda x: x + block.b(F.relu(block.a(x)))
+
+
+def decorated(block: Block) -> None:
+    block.forward = torch.no_grad()(block.forward)
+
+
+def bound(block: Block) -> None:
+    block.forward = functools.partial(block.forward)
+
+
+@pytest.mark.parametrize(("change", "shared"), [(in_a_lambda, True), (decorated, True), (bound, False)])
+def test_a_function_that_copies_would_share_is_seen(change: Callable[[Block], None], shared: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), Block(), nn.Conv2d(8, 4, 1))
+    change(model[2])  # pyright: ignore
+    graph = secateur.analyze(model, IMAGES)
+    assert bool(graph.groups) != shared
+    assert any("would run in every copy" in layer.reason for layer in graph.frozen) == shared
+
+
+class Taken(nn.Module):
+    """Takes the width of one tensor for another's."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.v, self.out = nn.Conv2d(3, width, 1), nn.Conv2d(3, width, 1), nn.Conv2d(width, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = F.relu(self.a(x))
+        energy = self.v(x).reshape(len(a), a.shape[1], -1).sum(1).square().mean(-1)
+        return self.out(a) * energy.view(-1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("width", [4, 5, 8])
+def test_widths_of_few_channels_are_told_apart(width: int) -> None:
+    torch.manual_seed(0)
+    assert not secateur.analyze(Taken(width), IMAGES).groups
+
+
+class Window(nn.Module):
+    """A smaller window for narrow tensors: the same operator with another number."""
+
+    def __init__(self, pools: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 4, 1)
+        self.pools = pools
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.a(x))
+        size = 5 if x.shape[1] >= 8 else 3
+        if self.pools:
+            return self.b(F.avg_pool2d(x, size, 1, size // 2).square())
+        blur = x.new_ones(x.shape[1], 1, size, size)
+        return self.b(F.conv2d(x, blur, padding=size // 2, groups=x.shape[1]).square())
+
+
+@pytest.mark.parametrize("pools", [True, False])
+def test_windows_are_compared_too(pools: bool) -> None:
+    torch.manual_seed(0)
+    assert not secateur.analyze(Window(pools), IMAGES).groups
+
+
+class ConvDropout(nn.Module):
+    """Not a dropout, whatever its name says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv(x))
+        return x * (x.sum(1, keepdim=True) / x.shape[1]) if self.training else x
+
+
+def test_a_name_does_not_keep_a_module_from_training() -> None:
+    torch.manual_seed(0)
+    graph = secateur.analyze(nn.Sequential(ConvDropout(), nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1)), IMAGES)
+    assert [group.name for group in graph.groups] == ["1"]
+
+
+class Scaled(nn.Module):
+    """What a layer scale of next to nothing hides."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.stem, self.inner, self.head = nn.Conv2d(3, 8, 1), ByHand(lambda y: y), nn.Conv2d(8, 4, 1)
+        self.inner.a, self.inner.c = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+        self.gamma = nn.Parameter(torch.full((8, 1, 1), scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head(x + self.gamma * self.inner(x))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-5, 1e-9, 0.0])
+def test_a_tiny_scale_hides_nothing(scale: float) -> None:
+    torch.manual_seed(0)
+    graph = secateur.analyze(Scaled(scale), IMAGES)
+    assert {layer.name for layer in graph.frozen} == {"inner.a", "head"}
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+        self.turn = nn.Parameter(torch.randn(4, 1, 1, dtype=torch.cfloat))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.b(F.relu(self.a(x))) * self.turn).abs()
+
+
+def test_complex_parameters_stay_complex_in_a_comparison() -> None:
+    model = Complex()
+    graph = secateur.analyze(model, IMAGES)
+    assert [group.name for group in graph.groups] == ["a"]
+    assert secateur.verify(model, secateur.Plan.drop(graph, 0.5), IMAGES).precision == torch.float64

@@ -153,7 +153,9 @@ def test_a_run_that_diverges_leaves_the_network_as_it_last_was(
     arguments = [*SHORT, "--tock-lr", "1e30", "1e30", "--out", str(tmp_path / "run"), "--quiet"]
     status, _, err = call(capsys, "prune", *arguments)
     assert (status, err.count("\n")) == (2, 1)
-    assert err.endswith(f"it is saved in {tmp_path / 'run' / 'diverged'}\n")
+    saved = tmp_path / "run" / "diverged"
+    assert f"it is saved in {saved}: secateur finetune " in err
+    assert err.endswith(f" {saved} goes on from there\n")
     status, text, err = call(capsys, "bench", str(tmp_path / "run/diverged"), "--build", "tiny_job:build", "--json")
     assert status == 0, err
     assert json.loads(text)["networks"][0]["params"] > 0

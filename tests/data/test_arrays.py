@@ -271,6 +271,7 @@ def test_parts_of_parts() -> None:
         ({"last": "drop", "batch_size": 11}, "10 examples do not fill one batch of 11"),
         ({"crop": -1}, "crop is a number of pixels, got -1"),
         ({"erase": -1}, "erase is a number of pixels, got -1"),
+        ({"erase": 3}, "erase=3 is larger than the images, 2x2"),
         ({"erase": 1, "images": torch.zeros(10, 3, 2)}, "images of shape NxCxHxW, got 10x3x2"),
         ({"crop": 1, "images": torch.zeros(10, 3, 2)}, "images of shape NxCxHxW, got 10x3x2"),
         ({"flip": True, "labels": torch.zeros(10, 2, 2).long()}, "would move the images but not their label maps"),

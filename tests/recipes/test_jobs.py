@@ -223,6 +223,8 @@ def test_ones_own_job_moves_with_its_data() -> None:
         ("own_networks:job_of_one_width", {"width": 0.5}, InvalidModel, "width"),
         ("digits", {"hold_out": 1438}, InvalidTask, "of 1438 examples 1 to 1437 can be held out, got 1438"),
         ("digits", {"hold_out": -1}, InvalidTask, "examples 1 to 1437 can be held out, got -1"),
+        ("digits", {"erase": 9}, InvalidTask, "erase=9 is larger than the images, 8x8"),
+        ("digits", {"again": -1}, InvalidSetting, "again must not be negative, got -1"),
         ("digits", {"batch_size": 0}, InvalidTask, "batch_size must be 1 or more, got 0"),
         ("digits", {"batch_size": -1}, InvalidTask, "batch_size must be 1 or more, got -1"),
         ("resnet20@digits", {"width": 0.0}, InvalidSetting, "width must be above 0, got 0.0"),

@@ -45,6 +45,7 @@ def test_presets_and_changes() -> None:
         ({"keep_macs": 0.5, "finetune_lr": 0.01}, "finetune_lr is the lowest and the highest rate, .*, got 0.01"),
         ({"keep_macs": 0.5, "tock_lr": (0.1, 0.2, 0.3)}, "tock_lr is the lowest and the highest rate"),
         ({"keep_macs": 0.5, "tock_lr": (-0.1, 0.2)}, "tock_lr is the lowest and the highest rate"),
+        ({"keep_macs": 0.5, "finetune_lr": (0.1, 0.01)}, r"finetune_lr is the lowest .*, got \(0.1, 0.01\)"),
         ({"keep_macs": 0.5, "seed": 2**64}, "seed must be at least 0 and below"),
         ({"keep_macs": 0.5, "rank": "size"}, "rank must be one of auto, score, .*, got 'size'"),
         ({"keep_macs": 0.5, "cut": "never"}, "cut must be one of auto, now, end"),

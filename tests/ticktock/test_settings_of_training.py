@@ -98,6 +98,22 @@ def test_what_cannot_be_distilled_is_said() -> None:
         distilled(lambda model, batch: model(batch[0]).sum(), other, 0.5, 4.0)(flat, batches(1)[0])
 
 
+def test_what_cannot_be_distilled_is_said_before_anything_is_pruned() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 3))
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": self.net(x)}
+
+    net = Named()
+    graph = analyze(net, torch.randn(1, 3, 5, 5))
+    task = Task([torch.randn(2, 3, 5, 5)], lambda model, batch: model(batch)["logits"].square().mean())
+    with pytest.raises(InvalidTask, match="only scores over classes can be distilled; the model gives a dict"):
+        Run(quick(distill=0.5), net, graph, task)
+
+
 def test_the_given_network_teaches_in_tocks_and_fine_tuning_but_not_in_ticks() -> None:
     net, graph, task = prepared()
     run = Run(quick(distill=0.5), net, graph, task)

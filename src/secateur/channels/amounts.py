@@ -20,7 +20,7 @@ def unequal_amounts(groups: Sequence[ChannelGroup]) -> list[Amounts]:
     places: dict[str, tuple[int, int]] = {}
     for group in groups:
         ranks[group.size] = ranks.get(group.size, -1) + 1
-        places[group.name] = ranks[group.size], max(1, 3 * group.size // 8)
+        places[group.name] = ranks[group.size], max(1 + (group.size >= 4), 3 * group.size // 8)
     # The rank in digits: two groups differ in one of them. More than three do not pay.
     digits = min(3, max((_digits(rank, base) for rank, base in places.values()), default=1))
     result: list[Amounts] = []

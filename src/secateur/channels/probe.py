@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, combinations
@@ -22,9 +23,12 @@ from secateur.channels.groups import ChannelGraph, ChannelGroup, SizeAttribute
 from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
 from secateur.channels.rehearsal import run
-from secateur.channels.shapes import ShapesOnly
+from secateur.channels.shapes import ShapesOnly, Uses
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.channels.verify import compare, precision_for
+
+HIDES = 1e-3
+"""Tensors with nothing larger in them would hide what is behind them."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,24 @@ class Probe:
 
     def failures(self) -> dict[str, str]:
         """The groups that cannot be cut after all, by name, with the reason."""
+        if self._shares():
+            reason = "would run in every copy: a function that a module keeps calls layers, instead of a method"
+            return {group.name: reason for group in self._groups}
         found: dict[str, str] = {}
         for attempt, amounts in self._attempts():
             groups = [group for group in self._groups if group.name not in found]
             found.update(self._search(groups, lambda some, a=attempt, n=amounts: a(self._plan(some, n))))
         return found
+
+    def _shares(self) -> bool:
+        """Whether a copy runs layers of the model it was copied from, as functions do that hold them in a closure."""
+        if self._is_meta:
+            return False
+        work, example = copy_model(self.model), self.graph.calls["eval"][0]
+        uses = Uses([*self.model.parameters(), *self.model.buffers()])
+        with suppress(Exception), ShapesOnly(), uses:
+            run(work, example, "eval", values=False)
+        return uses.found
 
     def passes(self) -> bool:
         """Whether all groups can be cut."""
@@ -247,10 +264,12 @@ def _running(error: BaseException) -> str | None:
 def perturb_(model: nn.Module) -> None:
     """Move every weight a little, so that zero-initialised branches cannot hide a wrong cut.
 
-    Towards zero, and by its own size: what must stay below one does, and masks of -1e9 or -inf drown nothing else.
+    Towards zero, and by its own size: what must stay below one does, and masks of -1e9 or -inf drown nothing else. But
+    layer scales of 1e-5 are as good as zero.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor.is_floating_point() and tensor.numel():
             noise = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype, device="cpu").to(tensor.device)
-            tensor.copy_(torch.where(tensor == 0, 0.05 * noise, tensor * (1 - 0.1 * noise)))
+            hides = (tensor == 0) | (tensor.abs().max() < HIDES)
+            tensor.copy_(torch.where(hides, 0.05 * noise, tensor * (1 - 0.1 * noise)))

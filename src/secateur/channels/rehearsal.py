@@ -113,7 +113,8 @@ def run(model: nn.Module, example: Example, mode: str, values: bool = True) -> O
     with undisturbed(model, values), Record() as record:
         model.train(mode == "train")
         for module in model.modules():
-            if "drop" in type(module).__name__.lower() or type(module).__name__ == "StochasticDepth":
+            named = "drop" in type(module).__name__.lower() or type(module).__name__ == "StochasticDepth"
+            if named and not any(module.children()):
                 module.eval()
         torch.manual_seed(0)
         random.seed(0)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm")
 """The operators that multiply and add."""
@@ -52,6 +53,13 @@ def memory_format(tensor: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
+def _window(operator: str, args: tuple[Any, ...]) -> list[Any]:
+    """What a convolution or a pooling looks at, and how it steps: numbers that are of no channels."""
+    if operator == "aten::convolution":
+        return [args[1].shape[2:], *args[3:6]]
+    return [arg for arg in args if not isinstance(arg, Tensor)] if "pool" in operator else []
+
+
 class ShapesOnly(EagerMode):
     """Run a network without its arithmetic: convolutions and matrix products give zeros."""
 
@@ -62,9 +70,23 @@ class ShapesOnly(EagerMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
-        self.names.append(name)
+        self.names.append(f"{name}{_window(name, args)}")
         result = shape_only(name.partition("::")[2], args)
         return func(*args, **(kwargs or {})) if result is None else result
+
+
+class Uses(EagerMode):
+    """Notes whether any of these tensors is used."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self.addresses = {tensor.data_ptr() for tensor in tensors if tensor.numel()}
+        self.found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = (tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor) and tensor.numel())
+        self.found = self.found or any(tensor.data_ptr() in self.addresses for tensor in given)
+        return func(*args, **(kwargs or {}))
 
 
 def has_mask(indices: list[Tensor | None]) -> bool:

@@ -52,6 +52,9 @@ class Arrays:
                 "crop, flip, erase, mean, std and channels_last are for images of shape NxCxHxW, got "
                 + "x".join(map(str, self.images.shape))
             )
+        if self.erase and self.erase > min(self.images.shape[2:]):
+            size = "x".join(map(str, self.images.shape[2:]))
+            raise InvalidTask(f"erase={self.erase} is larger than the images, {size}")
         if by_pixel and self.labels.dim() != 1:
             raise InvalidTask("crop and flip would move the images but not their label maps: use neither")
         if (self.mean, self.std) != (None, None):

@@ -81,6 +81,8 @@ class Order:
     def __post_init__(self) -> None:
         if not self.width > 0:
             raise InvalidSetting(f"width must be above 0, got {self.width}")
+        if self.again < 0:
+            raise InvalidSetting(f"again must not be negative, got {self.again}")
         if self.recipe in EXPERIMENTS:
             raise UnknownName(f"{self.recipe} is an experiment of several runs: secateur reproduce {self.recipe}")
         if not self.is_own:

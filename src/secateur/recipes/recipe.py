@@ -107,4 +107,4 @@ def stretched(epochs: int, scale: float) -> int:
     """So many times the epochs: one at least, but none of none."""
     if not scale > 0:
         raise InvalidSetting(f"epochs_scale must be above 0, got {scale}")
-    return max(1, round(epochs * scale)) if epochs else 0
+    return max(1, round(epochs * scale)) if epochs > 0 else epochs

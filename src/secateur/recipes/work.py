@@ -121,7 +121,9 @@ def perform(
     except Diverged as error:
         if world.leads:
             save(error.result, out / "diverged", **about)
-        raise Diverged(f"{error}; it is saved in {out / 'diverged'}", error.result) from None
+        saved = out / "diverged"
+        told = f"{error}; it is saved in {saved}: secateur finetune {order.recipe} {saved} goes on from there"
+        raise Diverged(told, error.result) from None
     assert result is not None
     if world.leads:
         if plan is not None:

@@ -25,7 +25,7 @@ from secateur.ticktock.events import Event, FineTune, Finished, Result, Start, T
 from secateur.ticktock.record import Cursor, Record
 from secateur.ticktock.schedule import BUDGETS, TickTock
 from secateur.training.batches import count, device_of, draw, reseed, shard
-from secateur.training.distill import distilled
+from secateur.training.distill import distilled, scores_of
 from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_
 from secateur.training.ema import Ema
 from secateur.training.engine import Engine
@@ -117,6 +117,9 @@ class Run:
         if settings.distill:
             known = self._copy(teacher or model)
             self.loss = distilled(task.loss, known, settings.distill, settings.distill_temperature)
+            with torch.no_grad():
+                for example in graph.calls.get("eval", ())[:1]:
+                    scores_of(example.on(device_of(known)).copied()(known))
         self._keep_state()
         self.watch: Callable[[str, int, int], None] | None = None
         """Called after every step with the phase, the batches done and how many there are."""

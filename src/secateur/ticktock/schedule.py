@@ -165,7 +165,7 @@ class TickTock:
             raise InvalidSetting(f"seed must be at least 0 and below 2**63, got {self.seed}")
         for name in ("tock_lr", "finetune_lr"):
             ends = getattr(self, name)
-            if not isinstance(ends, (tuple, list)) or len(ends) != 2 or not all(end >= 0 for end in ends):
+            if not isinstance(ends, (tuple, list)) or len(ends) != 2 or not 0 <= ends[0] <= ends[1]:
                 raise InvalidSetting(f"{name} is the lowest and the highest rate, as (0.001, 0.01), got {ends}")
         budgets = {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
         if len(budgets) != 1:

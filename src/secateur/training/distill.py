@@ -40,7 +40,7 @@ def distilled(loss: Loss, teacher: nn.Module, weight: float, temperature: float)
         if not outputs:
             raise InvalidTask("the loss never called the model, so that there is nothing to distil")
         pairs = zip(outputs, answers, strict=True)
-        terms = [softened(_scores(output), answer(), temperature) for output, answer in pairs]
+        terms = [softened(scores_of(output), answer(), temperature) for output, answer in pairs]
         return (1 - weight) * own + weight * torch.stack(terms).mean()
 
     return combined
@@ -53,12 +53,12 @@ def _asked(teacher: nn.Module, args: Any, kwargs: Any) -> Callable[[], Tensor]:
     args, kwargs = map_tensors((args, kwargs), torch.clone)
     device = device_of(teacher)
     if device.type != "cuda":
-        target = _scores(teacher(*args, **kwargs))
+        target = scores_of(teacher(*args, **kwargs))
         return lambda: target
     beside = torch.cuda.Stream(device)
     beside.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(beside):
-        target = _scores(teacher(*args, **kwargs))
+        target = scores_of(teacher(*args, **kwargs))
 
     def answer() -> Tensor:
         # What the teacher reads is held until here: it must not be given to the model while it is read.
@@ -79,7 +79,8 @@ def _wide(scores: Tensor) -> Tensor:
     return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
 
 
-def _scores(output: Any) -> Tensor:
+def scores_of(output: Any) -> Tensor:
+    """What of a model's output can be distilled; raises if nothing can."""
     if isinstance(output, Mapping) and isinstance(output.get("out"), Tensor):
         output = output["out"]
     if not isinstance(output, Tensor) or output.dim() < 2:
