@@ -119,7 +119,7 @@ class Run:
             self.loss = distilled(task.loss, known, settings.distill, settings.distill_temperature)
             with torch.no_grad():
                 for example in graph.calls.get("eval", ())[:1]:
-                    scores_of(example.on(device_of(known)).copied()(known))
+                    scores_of(example.copied().on(next(known.parameters()).device)(known))
         self._keep_state()
         self.watch: Callable[[str, int, int], None] | None = None
         """Called after every step with the phase, the batches done and how many there are."""
