@@ -39,7 +39,7 @@ class Example:
         return Example(map_tensors(self.args, change), map_tensors(self.kwargs, change))
 
     def to(self, precision: torch.dtype) -> Example:
-        return self._map(lambda t: t.to(precision) if t.is_floating_point() else t)
+        return self._map(lambda t: in_precision(t, precision))
 
     def on(self, device: torch.device) -> Example:
         return self._map(lambda t: t.to(device))
@@ -123,3 +123,10 @@ def tensors_within(value: Any) -> list[Tensor]:
 
     visit(value)
     return found
+
+
+def in_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:
+    """In that precision if it holds fractions, complex ones too."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128 if precision == torch.float64 else torch.complex64)
+    return tensor.to(precision) if tensor.is_floating_point() else tensor

@@ -23,7 +23,7 @@ from secateur.channels.groups import ChannelGraph, ChannelGroup, SizeAttribute
 from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
 from secateur.channels.rehearsal import run
-from secateur.channels.shapes import ShapesOnly, Uses
+from secateur.channels.shapes import ShapesOnly
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.channels.verify import compare, precision_for
 
@@ -62,11 +62,11 @@ class Probe:
         """Whether a copy runs layers of the model it was copied from, as functions do that hold them in a closure."""
         if self._is_meta:
             return False
-        work, example = copy_model(self.model), self.graph.calls["eval"][0]
-        uses = Uses([*self.model.parameters(), *self.model.buffers()])
-        with suppress(Exception), ShapesOnly(), uses:
-            run(work, example, "eval", values=False)
-        return uses.found
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        addresses = {t.data_ptr() for t in tensors if t.layout is torch.strided and t.numel()}
+        with suppress(Exception):
+            return any(seen.addresses & addresses for seen in self._whole)
+        return False
 
     def passes(self) -> bool:
         """Whether all groups can be cut."""
@@ -164,23 +164,24 @@ class Probe:
     def goes_alike(self, plan: Plan) -> Failure | None:
         """Whether the shrunk network runs the same operators; if it does not, whether it computes the same."""
         try:
-            same = self._operators(shrink_(copy_model(self.model), plan)) == self._whole
+            cut = self._watched(shrink_(copy_model(self.model), plan))
+            same = [seen.names for seen in cut] == [seen.names for seen in self._whole]
         except Exception:
             # What fails for another reason than missing values fails in the comparison too.
             same = False
         return None if same else self.agrees(plan)
 
     @cached_property
-    def _whole(self) -> list[list[str]]:
-        return self._operators(copy_model(self.model))
+    def _whole(self) -> list[ShapesOnly]:
+        return self._watched(copy_model(self.model))
 
-    def _operators(self, model: nn.Module) -> list[list[str]]:
+    def _watched(self, model: nn.Module) -> list[ShapesOnly]:
         """What the network runs in each mode, without the arithmetic."""
         found = []
         for mode, (example, *_) in self.graph.calls.items():
             with ShapesOnly() as seen:
                 run(model, example, mode, values=False)
-            found.append(seen.names)
+            found.append(seen)
         return found
 
     def roughly_agrees(self, plan: Plan) -> Failure | None:

@@ -67,26 +67,16 @@ class ShapesOnly(EagerMode):
         super().__init__()
         self.names: list[str] = []
         """The operators that were run."""
+        self.addresses: set[int] = set()
+        """Where the tensors lie that they were given."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
+        given = (value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor))
+        self.addresses |= {tensor.data_ptr() for tensor in given if tensor.layout is torch.strided and tensor.numel()}
         self.names.append(f"{name}{_window(name, args)}")
         result = shape_only(name.partition("::")[2], args)
         return func(*args, **(kwargs or {})) if result is None else result
-
-
-class Uses(EagerMode):
-    """Notes whether any of these tensors is used."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        super().__init__()
-        self.addresses = {tensor.data_ptr() for tensor in tensors if tensor.numel()}
-        self.found = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = (tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor) and tensor.numel())
-        self.found = self.found or any(tensor.data_ptr() in self.addresses for tensor in given)
-        return func(*args, **(kwargs or {}))
 
 
 def has_mask(indices: list[Tensor | None]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.channels.example import Calls, Example
+from secateur.channels.example import Calls, Example, in_precision
 from secateur.channels.groups import ChannelGraph, ChannelGroup
 from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
@@ -121,7 +121,7 @@ def compare(
     prepare: Callable[[nn.Module], None] | None = None,
 ) -> Verification:
     """Masked against shrunk on a copy of the model, after `prepare`."""
-    work = in_precision_(copy_model(model), precision)
+    work = copy_model(model)._apply(lambda tensor: in_precision(tensor, precision))
     if prepare is not None:
         prepare(work)
     mask_(work, plan)
@@ -176,18 +176,6 @@ def compare(
         exact=plan.exact,
         chosen=chosen,
     )
-
-
-def in_precision_(model: nn.Module, precision: torch.dtype) -> nn.Module:
-    """All numbers in that precision, complex ones too."""
-    wide = torch.complex128 if precision == torch.float64 else torch.complex64
-
-    def cast(tensor: Tensor) -> Tensor:
-        if tensor.is_complex():
-            return tensor.to(wide)
-        return tensor.to(precision) if tensor.is_floating_point() else tensor
-
-    return model._apply(cast)
 
 
 def _choose_otherwise(expected: Outcome, got: Outcome) -> bool:

@@ -141,6 +141,8 @@ def watched(
             with stopped_by_signals(run, display.say):
                 yield
 
+        if advice := engine.advice(place.type):
+            display.say(advice)
         watcher = Watcher(say=display.say, step=display.step, event=note, guard=guard)
         return perform(order, settings, engine, output.out, place, watcher, further)
 

@@ -213,11 +213,11 @@ def time_whole(
     call, device = Example.of(example).to(precision), next(model.parameters()).device
     layout = torch.channels_last if channels_last else torch.contiguous_format
     whole = copy_model(model).eval().to(dtype=precision, memory_format=layout)  # pyright: ignore[reportCallIssue]
-    found = []
     if device.type != "cuda":
         with torch.inference_mode():
             seconds = time_by_turns({"": lambda: call(whole)}, waiting_for(device), repetitions)
         return 1e6 * min(seconds[""])
+    found = []
     with torch.cuda.device(device), torch.inference_mode():
         for _ in range(WARM_UP + repetitions):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

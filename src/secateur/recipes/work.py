@@ -82,8 +82,6 @@ def perform(
         order = replace(order, weights=reopen(further)[0].weights, again=0)
     if begun:
         _check_same(order, out)
-    if advice := engine.advice(device.type):
-        watcher.say(advice)
     watcher.say(f"building {order.recipe}")
     job = build(order, settings.seed, device)
     if not begun:
