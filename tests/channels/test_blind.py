@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,13 +18,13 @@ IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 class ByHand(nn.Module):
     """A mean over the channels of `a`, by their number; `b` is as free as can be."""
 
-    def __init__(self, last: Callable[[Tensor], Tensor], first: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+    def __init__(self, last: Callable[[Tensor], Any], first: Callable[[Tensor], Tensor] = lambda x: x) -> None:
         super().__init__()
         self.a, self.b, self.c = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 5, 1)
         self.first, self.last = first, last
         self.register_buffer("left", torch.linspace(0.9999, 0.9, 10))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         x = self.first(F.relu(self.a(x * (1 - self.left[0]).sqrt())))
         x = x * (x.sum(1, keepdim=True) / x.shape[1]).tanh()
         return self.last(self.c(F.relu(self.b(x))))
@@ -38,6 +39,8 @@ BLIND = {
     "classes": (lambda y: y.argmax(1),),
     "a mask": (lambda y: y.mean((2, 3)) > 0,),
     "the best two": (lambda y: y.mean((2, 3)).topk(2).indices,),
+    "classes and a constant": (lambda y: (y.argmax(1), torch.ones(2)),),
+    "scores that leave no doubt": (lambda y: (1e6 * y.mean((2, 3))).softmax(1),),
     "zeros": (lambda y: F.relu(y - 20),),
     "noughts that are none": (lambda y: y / 0 * 0,),
     "behind a choice per channel": (lambda y: y, winners),

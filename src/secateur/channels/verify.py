@@ -152,14 +152,15 @@ def compare(
         found = gaps_between(compared, got.outputs, TOLERANCES[precision])
         wrong = found is None or any(relative > TOLERANCES[precision] for _, relative in found)
         parted = wrong and _choose_otherwise(expected, got)
+        ours, theirs = _until_they_part(expected, got)
+        steps = gaps_between(ours, theirs, TOLERANCES[precision]) or []
         if expected.blind or parted:
             chosen = True
-            compared, others = _until_they_part(expected, got)
-            steps = gaps_between(compared, others, TOLERANCES[precision]) or []
-            if parted:
-                found = steps
-            elif found is not None:
-                found += steps
+            compared = ours
+        if parted:
+            found = steps
+        elif found is not None:
+            found += steps
         count += sum(t.numel() for t in compared if bool(t.nan_to_num(0, 0, 0).any()))
         if found is None:
             shapes = [[tuple(t.shape) for t in outcome.outputs] for outcome in (expected, got)]
