@@ -175,6 +175,23 @@ def test_training_mode_may_return_nothing() -> None:
         secateur.analyze(nn.Sequential(small_network(), Nothing()), IMAGE)
 
 
+def test_training_mode_sees_two_images_that_differ() -> None:
+    seen: list[torch.Tensor] = []
+
+    class Noted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                seen.append(x.detach().clone())
+            return x
+
+    secateur.analyze(nn.Sequential(Noted(), small_network()), IMAGE[:1])
+    assert seen
+    for images in seen:
+        means = images.mean((1, 2, 3))
+        assert len(means) == 2
+        assert (means[0] - means[1]).abs() > 1e-3, "norms over two that are the same blow up rounding"
+
+
 class Nothing(nn.Module):
     def forward(self, x: torch.Tensor) -> None:
         return None

@@ -49,10 +49,18 @@ class Example:
         return self._map(lambda t: t.detach().clone())
 
     def repeated(self) -> Example:
-        """Twice the batch, for training mode: tensors whose first axis is that of the first tensor."""
+        """Twice the batch, for training mode: tensors whose first axis is that of the first tensor.
+
+        Images are mirrored and darker the second time: norms over two that are the same would blow up rounding.
+        """
         tensors = [t for t in self.tensors if t.dim() > 1]
         batch = tensors[0].shape[0] if tensors else None
-        return self._map(lambda t: torch.cat([t, t]) if t.dim() > 0 and t.shape[0] == batch else t)
+
+        def twice(tensor: Tensor) -> Tensor:
+            other = tensor.flip(-1) / 2 if tensor.dim() > 3 and tensor.is_floating_point() else tensor
+            return torch.cat([tensor, other])
+
+        return self._map(lambda t: twice(t) if t.dim() > 0 and t.shape[0] == batch else t)
 
     def varied(self) -> Example:
         """With noise on what is the same everywhere, such as zeros, from which little could be seen."""
