@@ -92,6 +92,39 @@ def test_labels_out_of_range(label: int) -> None:
         task.loss(Fixed(), (torch.eye(4), torch.tensor([0, 1, 2, label])))
 
 
+@pytest.mark.parametrize("labels", [torch.arange(4.0), torch.arange(4)[:, None], torch.eye(4).long(), torch.arange(3)])
+def test_labels_that_are_not_one_class_for_every_image(labels: Tensor) -> None:
+    task = classification([], [(torch.eye(4), labels)])
+    message = r"labels must be whole numbers of shape \(4,\), got .*: convert them in the data, as with labels.long\(\)"
+    for act in (task.metrics, lambda model: task.loss(model, (torch.eye(4), labels))):
+        with pytest.raises(InvalidTask, match=message):
+            act(Fixed())
+
+
+def test_class_probabilities_are_for_training_only() -> None:
+    task = classification([], [(torch.eye(4), torch.eye(4))])
+    assert task.loss(Fixed(), (torch.eye(4), torch.eye(4))).dim() == 0
+    with pytest.raises(InvalidTask, match="labels must be whole numbers"):
+        task.metrics(Fixed())
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int32])
+def test_labels_of_any_whole_numbers(kind: torch.dtype) -> None:
+    labels = torch.arange(20).reshape(1, 4, 5)
+    scores = 9 * F.one_hot(labels, 20).movedim(-1, 1).float()
+    task = segmentation([], [(scores, labels.to(kind))], num_classes=20)
+    assert task.metrics(Fixed())["miou"] == 100
+    assert torch.equal(task.loss(Fixed(), (scores, labels.to(kind))), task.loss(Fixed(), (scores, labels)))
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float16, torch.float64])
+def test_images_of_another_type_than_the_model(kind: torch.dtype) -> None:
+    batch = (torch.ones(2, 3, 4, 4, dtype=kind), torch.zeros(2, 4, 4))
+    message = f"the images are of {kind} and the model of torch.float32: convert them in the data"
+    with pytest.raises(InvalidTask, match=message):
+        segmentation([], num_classes=3).loss(nn.Conv2d(3, 3, 1), batch)
+
+
 def test_batches_and_outputs_of_another_kind() -> None:
     with pytest.raises(
         InvalidTask, match=r"a batch must be images and labels, got Tensor; for other batches write Task"

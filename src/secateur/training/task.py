@@ -71,7 +71,7 @@ def classification(
     def loss(model: nn.Module, batch: Any) -> Tensor:
         images, labels = pair(batch)
         logits = output_of(model, images)
-        check(labels, logits.shape[1], -100)
+        check(labels, logits, -100, probabilities=True)
         return F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
@@ -79,7 +79,7 @@ def classification(
         for batch in on_device(test or (), model):
             images, labels = pair(batch)
             logits = output_of(model, images)
-            check(labels, logits.shape[1], -100)
+            check(labels, logits, -100)
             right += (logits.argmax(1) == labels).sum()
             if top5:
                 best = logits.topk(min(5, logits.shape[1]), dim=1).indices
@@ -111,7 +111,7 @@ def segmentation(
     def loss(model: nn.Module, batch: Any) -> Tensor:
         images, labels = pair(batch)
         logits = output_of(model, images)
-        check(labels, logits.shape[1], ignore_index)
+        check(labels, logits, ignore_index, probabilities=True)
         if summed:
             return F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="sum") / labels.shape[0]
         return F.cross_entropy(logits, labels, ignore_index=ignore_index)
@@ -120,8 +120,9 @@ def segmentation(
         counts: Tensor | None = None
         for batch in on_device(test or (), model):
             images, labels = pair(batch)
-            predicted = output_of(model, images).argmax(1)
-            check(labels, num_classes, ignore_index)
+            logits = output_of(model, images)
+            check(labels, logits[:, :num_classes], ignore_index)
+            predicted = logits.argmax(1)
             valid = labels != ignore_index
             cells = num_classes * labels[valid] + predicted[valid]
             seen = torch.bincount(cells, minlength=num_classes**2)
@@ -140,7 +141,7 @@ def segmentation(
 
 
 def pair(batch: Any) -> tuple[Any, Tensor]:
-    """Images and labels, from a pair or a dict of that kind."""
+    """Images and labels, from a pair or a dict of that kind; labels of any whole numbers are made long."""
     if isinstance(batch, Mapping) and len(batch) == 2:
         batch = tuple(batch.values())
     if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
@@ -148,12 +149,22 @@ def pair(batch: Any) -> tuple[Any, Tensor]:
             f"a batch must be images and labels, got {type(batch).__name__}; for other batches write "
             "Task(train, loss=lambda model, batch: ...)"
         )
-    return batch[0], batch[1]
+    images, labels = batch
+    return images, labels if labels.is_floating_point() else labels.long()
 
 
 def output_of(model: nn.Module, images: Any) -> Tensor:
     """The one tensor that a classifier gives, or the "out" of torchvision's segmentation networks."""
-    output = model(images)
+    try:
+        output = model(images)
+    except RuntimeError as error:
+        wanted = next((p.dtype for p in model.parameters()), None)
+        if isinstance(images, Tensor) and images.dtype != wanted and "type" in str(error):
+            raise InvalidTask(
+                f"the images are of {images.dtype} and the model of {wanted}: convert them in the data, as with "
+                "images.float(); half precision is a setting of the Engine"
+            ) from error
+        raise
     if isinstance(output, Mapping) and isinstance(output.get("out"), Tensor):
         output = output["out"]
     if not isinstance(output, Tensor):
@@ -165,17 +176,27 @@ def output_of(model: nn.Module, images: Any) -> Tensor:
 
 
 class LabelCheck:
-    """Labels must name classes of the model. On the CPU every batch is looked at, elsewhere the first one."""
+    """One class of the model's for every image or pixel. On the CPU every batch is looked at, elsewhere the first one.
+
+    probabilities: whether a share of every class will do too.
+    """
 
     def __init__(self) -> None:
         self.looked = False
 
-    def __call__(self, labels: Tensor, num_classes: int, ignored: int) -> None:
+    def __call__(self, labels: Tensor, scores: Tensor, ignored: int, *, probabilities: bool = False) -> None:
+        if probabilities and labels.is_floating_point() and labels.shape == scores.shape:
+            return
+        wanted = (scores.shape[0], *scores.shape[2:])
+        if labels.is_floating_point() or tuple(labels.shape) != wanted:
+            raise InvalidTask(
+                f"labels must be whole numbers of shape {wanted}, got {labels.dtype} of shape {tuple(labels.shape)}: "
+                "convert them in the data, as with labels.long(), labels.squeeze(1) or labels.argmax(1)"
+            )
         if self.looked and labels.device.type != "cpu":
             return
         self.looked = True
-        if labels.is_floating_point():
-            return  # class probabilities
+        num_classes = scores.shape[1]
         wrong = labels[(labels != ignored) & ((labels < 0) | (labels >= num_classes))]
         if wrong.numel():
             raise InvalidTask(
