@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from secateur.errors import InvalidSetting
@@ -158,14 +159,15 @@ class TickTock:
             value = getattr(self, f.name)
             if hasattr(value, "item"):
                 object.__setattr__(self, f.name, value.item())  # a number of numpy's or torch's
-        for name in WHOLE:
-            if type(getattr(self, name)) is not int:
-                raise InvalidSetting(f"{name} must be a whole number, got {getattr(self, name)!r}")
+            what, kinds = KINDS.get(str(f.type).removesuffix(" | None"), ("", ()))
+            value = getattr(self, f.name)
+            if kinds and type(value) not in kinds and not (value is None and f.default is None):
+                raise InvalidSetting(f"{f.name} must be {what}, got {value!r}")
         if not 0 <= self.seed < 2**63:
             raise InvalidSetting(f"seed must be at least 0 and below 2**63, got {self.seed}")
         for name in ("tock_lr", "finetune_lr"):
             ends = getattr(self, name)
-            if not isinstance(ends, (tuple, list)) or len(ends) != 2 or not 0 <= ends[0] <= ends[1]:
+            if not _are_numbers(ends) or len(ends) != 2 or not 0 <= ends[0] <= ends[1]:
                 raise InvalidSetting(f"{name} is the lowest and the highest rate, as (0.001, 0.01), got {ends}")
         budgets = {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
         if len(budgets) != 1:
@@ -189,7 +191,8 @@ class TickTock:
                 raise InvalidSetting(f"{name} must not be negative, got {getattr(self, name)}")
         if self.tick_per_class is not None and self.tick_per_class < 1:
             raise InvalidSetting(f"tick_per_class must be 1 or more, got {self.tick_per_class}")
-        if not all(0 < share < 1 for share in self.milestones) or self.milestone_divides <= 0:
+        are_shares = _are_numbers(self.milestones) and all(0 < share < 1 for share in self.milestones)
+        if not are_shares or self.milestone_divides <= 0:
             raise InvalidSetting(
                 f"milestones are shares of the epochs, between 0 and 1, and milestone_divides is above 0, got "
                 f"{self.milestones} and {self.milestone_divides}"
@@ -280,10 +283,13 @@ class TickTock:
 
 SHAPES = ("triangle", "warmup", "cosine", "steps", "constant")
 BUDGETS = ("keep_macs", "keep_params", "keep_filters", "keep_latency")
-WHOLE = (
-    *("tick_epochs", "tock_epochs", "finetune_epochs", "ticks_per_tock"),
-    *("min_channels", "multiple_of", "latency_batch", "seed"),
-)
+KINDS = {
+    "int": ("a whole number", (int,)),
+    "float": ("a number", (int, float)),
+    "bool": ("True or False", (bool,)),
+    "dict[str, int | float]": ("numbers by name of a layer", (dict,)),
+}
+"""What the annotation of a setting means, in words and in types."""
 CHOICES = {
     "rank": ("auto", "score", "score_per_mac", "score_per_param", "score_per_microsecond"),
     "filter_scale": ("norm", "mean"),
@@ -292,3 +298,7 @@ CHOICES = {
     "tock_shape": SHAPES,
     "finetune_shape": SHAPES,
 }
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, (tuple, list)) and all(isinstance(value, Real) for value in values)
