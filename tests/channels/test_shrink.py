@@ -167,6 +167,8 @@ def test_parameters_that_are_views_of_one_another_stay() -> None:
 def test_a_plan_for_another_network_is_refused(model: nn.Sequential, plan: Plan) -> None:
     with pytest.raises(secateur.InvalidPlan, match=r"made for a network with '1.weight', which this one lacks"):
         secateur.shrink(nn.Sequential(nn.Conv2d(3, 8, 3)), plan)
+    with pytest.raises(secateur.InvalidPlan, match=r"made for a network with '1.weight', which this one lacks"):
+        secateur.verify(nn.Sequential(nn.Conv2d(3, 8, 3)), plan, IMAGE)
     small = secateur.shrink(model, plan)
     with pytest.raises(
         secateur.InvalidPlan, match=r"'0.weight' of shape \(8, 3, 3, 3\), found \(3, 3, 3, 3\): already"

@@ -32,6 +32,21 @@ def copy_model(model: nn.Module) -> nn.Module:
         raise InvalidModel(f"{type(model).__name__} cannot be copied: {error}. Remedy: {remedy}") from error
 
 
+def tensors_for(model: nn.Module, plan: Plan, since: Plan | None = None) -> dict[str, Tensor]:
+    """Every parameter and buffer by name; raises if the plan was made for another network."""
+    tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    for name, shape in plan.graph.shapes.items():
+        if name not in tensors:
+            raise InvalidPlan(f"the plan was made for a network with {name!r}, which this one lacks")
+        if since is not None:
+            shape = since.shape(name)
+        if tuple(tensors[name].shape) != shape:
+            raise InvalidPlan(
+                f"the plan was made for {name!r} of shape {shape}, found {tuple(tensors[name].shape)}: already cut?"
+            )
+    return tensors
+
+
 def _has_history(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.is_leaf
 
@@ -47,17 +62,8 @@ def shrink_(
 
     since: the plan of the same graph by which the model has already been cut; this one must keep no more.
     """
-    tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    tensors = tensors_for(model, plan, since)
     cuts = cuts_between(plan, since)
-    for name, shape in plan.graph.shapes.items():
-        if name not in tensors:
-            raise InvalidPlan(f"the plan was made for a network with {name!r}, which this one lacks")
-        if since is not None:
-            shape = since.shape(name)
-        if tuple(tensors[name].shape) != shape:
-            raise InvalidPlan(
-                f"the plan was made for {name!r} of shape {shape}, found {tuple(tensors[name].shape)}: already cut?"
-            )
     for name, indices in cuts.items():
         tensor = tensors[name]
         shape = tensor.shape

@@ -14,7 +14,7 @@ from secateur.channels.groups import ChannelGraph, ChannelGroup
 from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
 from secateur.channels.rehearsal import Choice, Outcome, Product, run
-from secateur.channels.shrink import copy_model, shrink_
+from secateur.channels.shrink import copy_model, shrink_, tensors_for
 from secateur.errors import NotEquivalent, SecateurError
 
 LARGE, COSTLY = 150_000_000, 20_000_000_000
@@ -53,7 +53,7 @@ class Verification:
 @torch.no_grad()
 def mask_(model: nn.Module, plan: Plan) -> nn.Module:
     """Zero every slice that the plan removes, except those that only consume."""
-    tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    tensors = tensors_for(model, plan)
     for tensor, axis, removed, role in plan.slices():
         if role != "consumes":
             tensors[tensor].index_fill_(axis, torch.tensor(removed, device=tensors[tensor].device), 0)
