@@ -285,10 +285,20 @@ def test_a_score_of_ones_own() -> None:
     assert (score.seen, pruner.skipped) == (3, 0)
 
 
+def test_nothing_is_observed_or_pruned_after_the_end() -> None:
+    pruner = Pruner(make(Chain), batches()[0][0])
+    pruner.finish()
+    for act in (pruner.observe, lambda: pruner.prune(0.5), lambda: pruner.add_l1_(0.1)):
+        with pytest.raises(secateur.InvalidSetting, match="this Pruner has merged its gates: make a new one"):
+            act()
+
+
 def test_an_unknown_score_suggests_the_nearest_and_names_are_taken_once() -> None:
     model = make(Chain)
     with pytest.raises(secateur.UnknownName, match="there is no score 'tailor'; did you mean 'taylor'"):
         Pruner(model, batches()[0][0], score="tailor")
+    with pytest.raises(secateur.InvalidSetting, match=r"got the class LastFirst: pass LastFirst\(\)"):
+        Pruner(model, batches()[0][0], score=LastFirst)  # pyright: ignore
     assert type(model.norm) is nn.BatchNorm2d
     with pytest.raises(ValueError, match="there is a score 'slim' already"):
         register("slim")(LastFirst)

@@ -110,12 +110,14 @@ class Pruner:
 
     def observe(self) -> None:
         """Note the gradients: once per optimizer step, after `backward` and `scaler.unscale_`, before clipping."""
+        self._check_open()
         if all(phi.grad is None for phi in self.gates.phis):
             raise InvalidSetting("no gate has a gradient: call observe() after loss.backward(), before zero_grad()")
         self.score.observe()
 
     def add_l1_(self, strength: float) -> None:
         """Add the subgradient of `strength * sum |phi|` to the gradients; after `observe`, before the step."""
+        self._check_open()
         self.gates.add_l1_(strength)
 
     @property
@@ -162,6 +164,7 @@ class Pruner:
         cut: cut the tensors now; else the channels are only masked until `cut_`, unless a learnt shift behind the gate
             could wake them up.
         """
+        self._check_open()
         if fraction is not None and not 0 < fraction <= 1:
             raise InvalidSetting(f"fraction is a share of the remaining filters, above 0 and at most 1, got {fraction}")
         budget = make_budget(keep_macs, keep_params, keep_filters, keep_latency, self.latency)
@@ -251,6 +254,10 @@ class Pruner:
         self.held = []
         self.cut_()
         return self.model
+
+    def _check_open(self) -> None:
+        if self.gates.merged:
+            raise InvalidSetting("this Pruner has merged its gates: make a new one of the model to prune it further")
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}

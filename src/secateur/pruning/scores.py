@@ -16,7 +16,7 @@ from secateur.channels.cost import is_kept
 from secateur.channels.labels import Role
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import cut, cuts_between
-from secateur.errors import InvalidModel, unknown_name
+from secateur.errors import InvalidModel, InvalidSetting, unknown_name
 from secateur.pruning.gates import Gates
 
 SCORES: dict[str, Callable[[], Score]] = {}
@@ -76,6 +76,9 @@ def register(name: str) -> Callable[[Kind], Kind]:
 def make_score(score: str | Score) -> Score:
     if isinstance(score, Score):
         return score
+    if not isinstance(score, str):
+        what = f"the class {score.__name__}: pass {score.__name__}()" if isinstance(score, type) else repr(score)
+        raise InvalidSetting(f"a score is a name or an instance of Score, got {what}")
     if score not in SCORES:
         raise unknown_name("score", score, list(SCORES))
     return SCORES[score]()
