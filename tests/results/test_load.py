@@ -256,6 +256,9 @@ def test_another_network_is_refused(tmp_path: Path) -> None:
         secateur.load(tmp_path, build=lambda: nn.Linear(2, 2))
     with pytest.raises(secateur.InvalidModel, match=r"build must return a torch\.nn\.Module, got int"):
         secateur.load(tmp_path, build=lambda: 3)  # pyright: ignore
+    for build in (Odd(), "Odd"):
+        with pytest.raises(secateur.InvalidModel, match="build is a function that makes the whole network, got "):
+            secateur.load(tmp_path, build=build)  # pyright: ignore
 
 
 def test_a_result_that_removed_nothing(tmp_path: Path) -> None:

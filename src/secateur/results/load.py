@@ -32,6 +32,8 @@ def load(path: str | Path, build: Callable[[], nn.Module] | None = None, example
         or timm's and the result says which.
     example: an input of the network; only for results of version 1, which did not say where to cut.
     """
+    if build is not None and (not callable(build) or isinstance(build, nn.Module)):
+        raise InvalidModel(f"build is a function that makes the whole network, got {type(build).__name__}")
     folder = find_result(Path(path))
     plan = read_plan(folder / "plan.json")
     make = build if build is not None else _builder(plan, folder)
