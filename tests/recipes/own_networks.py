@@ -46,3 +46,8 @@ def unseeded() -> Job:
 
 def job_of_one_width() -> Job:
     return job()
+
+
+def without_task() -> Job:
+    """A mistake."""
+    return replace(job(), task=None)

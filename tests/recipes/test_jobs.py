@@ -218,6 +218,7 @@ def test_ones_own_job_moves_with_its_data() -> None:
         ("table1", {}, UnknownName, "table1 is an experiment of several runs: secateur reproduce table1"),
         ("resnet21@digits", {}, UnknownName, "there is no built-in network 'resnet21'; did you mean"),
         ("own_networks:plain", {}, InvalidModel, "own_networks:plain must return a secateur.Job, got Seq"),
+        ("own_networks:without_task", {}, InvalidTask, "the task of a Job is made by secateur.classification, "),
         ("own_networks:jobs", {}, UnknownName, "there is no callable in own_networks 'jobs'; did you mean"),
         ("torchvision:resnet18@digits", {"width": 0.5}, InvalidModel, "building torchvision:resnet18 raised"),
         ("own_networks:job_of_one_width", {"width": 0.5}, InvalidModel, "width"),

@@ -13,7 +13,7 @@ from torch import nn
 from secateur.channels.example import map_tensors
 from secateur.data.arrays import Arrays
 from secateur.data.catalog import Dataset, find_dataset
-from secateur.errors import InvalidModel, InvalidSetting, UnknownName
+from secateur.errors import InvalidModel, InvalidSetting, InvalidTask, UnknownName
 from secateur.models.lookup import find_callable, find_model
 from secateur.recipes.experiments import EXPERIMENTS
 from secateur.recipes.paper import find_recipe, is_recipe
@@ -36,6 +36,13 @@ class Job:
     task: Task
     network: dict[str, Any] | None = None
     maps: Iterable[Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise InvalidModel(f"the model of a Job is an nn.Module, got {type(self.model).__name__}")
+        if not isinstance(self.task, Task):
+            kind = type(self.task).__name__
+            raise InvalidTask(f"the task of a Job is made by secateur.classification, segmentation or Task, got {kind}")
 
     def to(self, device: torch.device) -> Job:
         moved = map_tensors(self.example, lambda tensor: tensor.to(device))
