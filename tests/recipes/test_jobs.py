@@ -226,6 +226,8 @@ def test_ones_own_job_moves_with_its_data() -> None:
         ("digits", {"hold_out": -1}, InvalidTask, "examples 1 to 1437 can be held out, got -1"),
         ("digits", {"erase": 9}, InvalidTask, "erase=9 is larger than the images, 8x8"),
         ("digits", {"again": -1}, InvalidSetting, "again must not be negative, got -1"),
+        ("digits", {"batch_size": "64"}, InvalidSetting, "batch_size must be a whole number, got '64'"),
+        ("digits", {"weights": 3}, InvalidSetting, "weights must be text, got 3"),
         ("digits", {"batch_size": 0}, InvalidTask, "batch_size must be 1 or more, got 0"),
         ("digits", {"batch_size": -1}, InvalidTask, "batch_size must be 1 or more, got -1"),
         ("resnet20@digits", {"width": 0.0}, InvalidSetting, "width must be above 0, got 0.0"),

@@ -339,7 +339,7 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     assert result.metrics == expected.metrics
     config["settings"]["of_the_future"] = 1
     path.write_text(json.dumps(config))
-    with pytest.raises(DamagedRun, match=r"is not of this version: .*of_the_future"):
+    with pytest.raises(DamagedRun, match=r"is damaged, or of another version: .*of_the_future"):
         quick()(net, graph, task, folder=tmp_path / "run")
 
 

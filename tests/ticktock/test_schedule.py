@@ -46,6 +46,7 @@ def test_presets_and_changes() -> None:
         ({"keep_macs": True}, "keep_macs must be a number, got True"),
         ({"keep_macs": 0.5, "tick_removes": None}, "tick_removes must be a number, got None"),
         ({"keep_macs": 0.5, "tick_per_class": "9"}, "tick_per_class must be a whole number, got '9'"),
+        ({"keep_macs": 0.5, "optimizer": None}, "optimizer must be text, got None"),
         ({"keep_macs": 0.5, "nesterov": "no"}, "nesterov must be True or False, got 'no'"),
         ({"keep_macs": 0.5, "at_least": 3}, "at_least must be numbers by name of a layer, got 3"),
         ({"keep_macs": 0.5, "milestones": 0.5}, "milestones are shares of the epochs, .*, got 0.5 and 10.0"),

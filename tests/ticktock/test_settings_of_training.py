@@ -360,6 +360,8 @@ def test_channels_last_changes_the_layout_and_rounding_only() -> None:
     ("values", "message"),
     [
         ({"precision": "fp8"}, "precision must be one of fp32, bf16, fp16, got 'fp8'"),
+        ({"accumulate": "4"}, "accumulate must be a whole number, got '4'"),
+        ({"graphs": 1}, "graphs must be True or False, got 1"),
         ({"accumulate": 0}, "accumulate and checkpoint_steps must be 1 or more"),
         ({"checkpoint_steps": 0}, "accumulate and checkpoint_steps must be 1 or more"),
         ({"clip_norm": 0.0}, "clip_norm must be above 0, got 0.0"),

@@ -18,6 +18,7 @@ from secateur.models.lookup import find_callable, find_model
 from secateur.recipes.experiments import EXPERIMENTS
 from secateur.recipes.paper import find_recipe, is_recipe
 from secateur.recipes.recipe import Recipe
+from secateur.training.kinds import check_kinds
 from secateur.training.randomness import seeded
 from secateur.training.task import Task, classification, segmentation
 
@@ -86,6 +87,7 @@ class Order:
     """Epochs for which the whole network is trained once more before it is pruned."""
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         if not self.width > 0:
             raise InvalidSetting(f"width must be above 0, got {self.width}")
         if self.again < 0:

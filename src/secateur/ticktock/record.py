@@ -90,7 +90,7 @@ class Record:
             # Settings that did not exist when the run began have their defaults, which change nothing.
             config["settings"] = type(self.run.settings).from_dict(config["settings"]).to_dict()
         except (TypeError, ValueError, AttributeError) as error:
-            raise DamagedRun(f"{self.path / 'config.json'} is not of this version: {error}") from error
+            raise DamagedRun(f"{self.path / 'config.json'} is damaged, or of another version: {error}") from error
         for name, value in mine.items():
             if config.get(name) != value:
                 other = [key for key in value if config[name].get(key) != value[key]] if name == "settings" else []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from secateur.errors import InvalidSetting
 from secateur.training.engine import Engine
+from secateur.training.kinds import check_kinds
 
 Shape = Literal["triangle", "warmup", "cosine", "steps", "constant"]
 
@@ -159,10 +160,7 @@ class TickTock:
             value = getattr(self, f.name)
             if hasattr(value, "item"):
                 object.__setattr__(self, f.name, value.item())  # a number of numpy's or torch's
-            what, kinds = KINDS.get(str(f.type).removesuffix(" | None"), ("", ()))
-            value = getattr(self, f.name)
-            if kinds and type(value) not in kinds and not (value is None and f.default is None):
-                raise InvalidSetting(f"{f.name} must be {what}, got {value!r}")
+        check_kinds(self, but=["score"])  # which may be the user's own
         if not 0 <= self.seed < 2**63:
             raise InvalidSetting(f"seed must be at least 0 and below 2**63, got {self.seed}")
         for name in ("tock_lr", "finetune_lr"):
@@ -283,13 +281,6 @@ class TickTock:
 
 SHAPES = ("triangle", "warmup", "cosine", "steps", "constant")
 BUDGETS = ("keep_macs", "keep_params", "keep_filters", "keep_latency")
-KINDS = {
-    "int": ("a whole number", (int,)),
-    "float": ("a number", (int, float)),
-    "bool": ("True or False", (bool,)),
-    "dict[str, int | float]": ("numbers by name of a layer", (dict,)),
-}
-"""What the annotation of a setting means, in words and in types."""
 CHOICES = {
     "rank": ("auto", "score", "score_per_mac", "score_per_param", "score_per_microsecond"),
     "filter_scale": ("norm", "mean"),

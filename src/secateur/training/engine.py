@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from secateur.errors import InvalidSetting
+from secateur.training.kinds import check_kinds
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -43,6 +44,7 @@ class Engine:
     """Steps between checkpoints of a run that lives in a folder; phases end with one too."""
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise InvalidSetting(f"precision must be one of fp32, bf16, fp16, got {self.precision!r}")
         if self.accumulate < 1 or self.checkpoint_steps < 1:

@@ -1,0 +1,28 @@
+"""Settings have the kinds of values that their annotations say, wherever they come from: code, a file, a command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from secateur.errors import InvalidSetting
+
+KINDS = {
+    "int": ("a whole number", (int,)),
+    "float": ("a number", (int, float)),
+    "bool": ("True or False", (bool,)),
+    "str": ("text", (str,)),
+    "dict[str, int | float]": ("numbers by name of a layer", (dict,)),
+}
+"""What an annotation means, in words and in types; others are not checked."""
+
+
+def check_kinds(settings: Any, but: Sequence[str] = ()) -> None:
+    """Raise for the first field of a dataclass that is of another kind."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        what, kinds = KINDS.get(str(field.type).removesuffix(" | None"), ("", ()))
+        absent = value is None and field.default is None
+        if kinds and type(value) not in kinds and not absent and field.name not in but:
+            raise InvalidSetting(f"{field.name} must be {what}, got {value!r}")
