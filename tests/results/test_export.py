@@ -20,6 +20,7 @@ from secateur.results.export import (
     export_weights,
     fold_batchnorm,
 )
+from secateur.results.network import check_runs, open_network
 
 NETWORKS = {
     "resnet56": ({}, 32),
@@ -182,6 +183,23 @@ def test_several_outputs(export: Any, tmp_path: Path) -> None:
     folded, count = fold_batchnorm(model, images)
     assert count == 1
     assert export(folded, images, tmp_path / "network") < 1e-4
+
+
+@pytest.mark.parametrize("export", [export_torchscript, export_program])
+def test_what_is_found_wrong_does_not_appear(export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secateur.results.export.TOLERANCE", -1.0)
+    (tmp_path / "network").write_text("of yesterday")
+    with pytest.raises(secateur.NotEquivalent, match="what was written differs from the network"):
+        export(nn.Conv2d(1, 1, 1), torch.randn(1, 1, 2, 2), tmp_path / "network")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("network", "of yesterday")]
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 8, 8), (2, 6)])
+def test_an_input_of_the_wrong_shape_is_one_sentence(shape: tuple[int, ...]) -> None:
+    size = "x".join(map(str, shape))
+    message = f"resnet14 raised on an input of {size}: RuntimeError: .*; name the shape that it takes, as --input 1x3"
+    with pytest.raises(secateur.InvalidExample, match=message):
+        check_runs(*open_network("resnet14", shape=shape), "resnet14")
 
 
 def test_a_network_that_cannot_be_exported_is_one_sentence(tmp_path: Path) -> None:

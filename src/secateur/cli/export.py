@@ -55,7 +55,7 @@ class Export:
 
     def run(self) -> str:
         from secateur.results import export
-        from secateur.results.network import open_network
+        from secateur.results.network import check_runs, open_network
 
         kinds = {
             "onnx": (self.onnx, export.export_onnx),
@@ -67,6 +67,7 @@ class Export:
         written: list[dict[str, object]] = []
         with waiting(f"exporting {self.network}") as say:
             model, example = open_network(self.network, self.build, parse_shape(self.input) if self.input else None)
+            check_runs(model, example, self.network)
             folded = 0
             if self.fold_batchnorm:
                 model, folded = export.fold_batchnorm(model, example)

@@ -193,7 +193,9 @@ def reopen(out: Path) -> tuple[Order, TickTock, Engine]:
     try:
         return Order(**config["order"]), TickTock.from_dict(config["settings"]), Engine(**config["engine"])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise DamagedRun(f"{out / 'config.json'} is damaged, or of another version: {error}; start a new run elsewhere") from error
+        raise DamagedRun(
+            f"{out / 'config.json'} is damaged, or of another version: {error}; start a new run elsewhere"
+        ) from error
 
 
 def open_network(order: Order, device: torch.device, seed: int = 0) -> Job:

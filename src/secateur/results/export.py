@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from secateur.channels.example import tensors_within
 from secateur.channels.shrink import copy_model
-from secateur.errors import CannotExport, NotEquivalent
+from secateur.errors import CannotExport, NotEquivalent, SecateurError
 from secateur.extras import import_extra
 from secateur.results.atomic import write
 from secateur.results.load import tensors_of
@@ -54,15 +54,13 @@ def export_onnx(model: nn.Module, example: Tensor, path: str | Path) -> float:
                 verbose=False,
             )
 
-    _attempt("ONNX", model, lambda: write(path, fill))
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    def read(target: Path) -> Callable[[Tensor], list[Tensor]]:
+        options = runtime.SessionOptions()
+        options.log_severity_level = 3
+        session = runtime.InferenceSession(str(target), options, providers=["CPUExecutionProvider"])
+        return lambda images: [torch.from_numpy(array) for array in session.run(None, {"input": images.numpy()})]
 
-    def run(images: Tensor) -> list[Tensor]:
-        return [torch.from_numpy(array) for array in session.run(None, {"input": images.numpy()})]
-
-    return _compare(model, example, run)
+    return _write("ONNX", model, example, path, fill, read)
 
 
 @contextmanager
@@ -89,8 +87,11 @@ def export_program(model: nn.Module, example: Tensor, path: str | Path) -> float
         with target.open("wb") as file:
             torch.export.save(program, file)
 
-    _attempt("an exported program", model, lambda: write(path, fill))
-    return _compare(model, example, torch.export.load(path).module())
+    def read(target: Path) -> Callable[[Tensor], Any]:
+        with target.open("rb") as file:
+            return torch.export.load(file).module()
+
+    return _write("an exported program", model, example, path, fill, read)
 
 
 def export_torchscript(model: nn.Module, example: Tensor, path: str | Path) -> float:
@@ -101,8 +102,7 @@ def export_torchscript(model: nn.Module, example: Tensor, path: str | Path) -> f
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch prefers torch.export by now
-        _attempt("TorchScript", model, lambda: write(path, fill))
-        return _compare(model, example, torch.jit.load(str(path)))
+        return _write("TorchScript", model, example, path, fill, lambda target: torch.jit.load(str(target)))
 
 
 def export_weights(model: nn.Module, path: str | Path) -> None:
@@ -198,16 +198,31 @@ def _numbers(output: Any) -> list[Tensor]:
     return [tensor.double() for tensor in tensors_within(output)]
 
 
-def _attempt(kind: str, model: nn.Module, act: Callable[[], object]) -> None:
-    with evaluating(model):
+def _write(
+    kind: str,
+    model: nn.Module,
+    example: Tensor,
+    path: str | Path,
+    fill: Callable[[Path], None],
+    read: Callable[[Path], Callable[[Tensor], Any]],
+) -> float:
+    """Write the network, read it again, and give the largest difference; the file appears once it is found right."""
+    differences: list[float] = []
+
+    def attempt(target: Path) -> None:
         try:
-            act()
-        except OSError:
+            with evaluating(model):
+                fill(target)
+            differences.append(_compare(model, example, read(target)))
+        except (OSError, SecateurError):
             raise
         except Exception as error:  # exporters fail in ways of their own
             text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
             reason = text.splitlines()[0] if text else type(error).__name__
             raise CannotExport(f"{type(model).__name__} cannot be written as {kind}: {reason}") from error
+
+    write(path, attempt)
+    return differences[0]
 
 
 def _compare(model: nn.Module, example: Tensor, other: Callable[[Tensor], Any]) -> float:

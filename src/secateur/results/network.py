@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secateur.channels.guard import explain
 from secateur.errors import DamagedResult, InvalidExample, InvalidModel
 from secateur.models.lookup import example_for, find_subject, knows_its_input
 from secateur.models.weights import load_weights_
@@ -42,6 +43,17 @@ def open_network(name: str, build: str | None = None, shape: tuple[int, ...] | N
     if not isinstance(example, Tensor):
         raise InvalidExample(f"{name} does not take one tensor of images, and others can be neither timed nor exported")
     return model.eval(), example
+
+
+def check_runs(model: nn.Module, example: Tensor, name: str) -> None:
+    """Raise if the network does not take the example."""
+    try:
+        with torch.no_grad():
+            model(example)
+    except Exception as error:  # anything may come out of a user's forward pass
+        size = "x".join(map(str, example.shape))
+        remedy = "name the shape that it takes, as --input 1x3x224x224"
+        raise InvalidExample(f"{name} raised on an input of {size}: {explain(error)}; {remedy}") from error
 
 
 def _builder(name: str) -> Callable[[], nn.Module]:
