@@ -78,9 +78,17 @@ def test_a_module_that_python_cannot_read(user_module, tmp_path):
         find_model("own_broken:build")
 
 
-@pytest.mark.parametrize("name", ["users_networks.py:small", "./users_networks.py:small", "../there/own:small"])
-def test_a_file_is_not_a_module(user_module, name):
-    with pytest.raises(UnknownName, match=r"is a file: name the module, (users_networks|own):small, from the folder"):
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("users_networks.py:small", "users_networks:small"),
+        ("./users_networks.py:small", "users_networks:small"),
+        ("lib/own.py:small", r"lib.own:small, or own:small, from the folder that holds it \(cd lib\)"),
+        ("../there/own:small", r"own:small, from the folder that holds it \(cd ../there\)"),
+    ],
+)
+def test_a_file_is_not_a_module(user_module, name, remedy):
+    with pytest.raises(UnknownName, match=f"is a file: name the module, {remedy}$"):
         find_model(name)
 
 

@@ -148,11 +148,12 @@ def _find_in_timm(name: str) -> Callable[..., nn.Module]:
 def find_callable(module_name: str, attribute: str) -> Callable[..., Any]:
     """What `package.module:callable` names."""
     if module_name.endswith(".py") or "/" in module_name:
-        file = Path(module_name)
-        raise UnknownName(
-            f"{module_name} is a file: name the module, {file.stem}:{attribute}, from the folder that holds it "
-            f"(cd {file.parent})"
-        )
+        file = Path(module_name).with_suffix("")
+        from_there = f"{file.name}:{attribute}, from the folder that holds it (cd {file.parent})"
+        if not file.is_absolute() and ".." not in file.parts:
+            from_here = f"{'.'.join(file.parts)}:{attribute}"
+            from_there = f"{from_here}, or {from_there}" if len(file.parts) > 1 else from_here
+        raise UnknownName(f"{module_name} is a file: name the module, {from_there}")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever the user's code raises when it is imported
