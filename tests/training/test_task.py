@@ -82,6 +82,12 @@ def test_without_test_data_there_are_no_metrics() -> None:
         classification([], []).metrics(Fixed())
 
 
+def test_test_data_is_gone_through_many_times() -> None:
+    for make in (classification, lambda train, test: segmentation(train, test, num_classes=4)):
+        with pytest.raises(InvalidTask, match="the test data can be gone through only once: pass a DataLoader or a"):
+            make([], (batch for batch in ()))
+
+
 @pytest.mark.parametrize("label", [4, -1])
 def test_labels_out_of_range(label: int) -> None:
     task = classification([], [(torch.eye(4), torch.tensor([0, 1, 2, label]))])

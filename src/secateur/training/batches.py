@@ -82,8 +82,7 @@ def hand_over(batch: Any, beside: torch.cuda.Stream, device: torch.device) -> No
 
 def count(batches: Iterable[Any]) -> int:
     """How many batches there are; sources without a length are gone through once."""
-    if isinstance(batches, Iterator):
-        raise InvalidTask("the training data can be gone through only once: pass a DataLoader or a list")
+    check_repeats(batches, "training")
     try:
         number = len(batches)  # pyright: ignore[reportArgumentType]
     except TypeError:
@@ -91,6 +90,12 @@ def count(batches: Iterable[Any]) -> int:
     if not number:
         raise InvalidTask("the training data yields no batches")
     return number
+
+
+def check_repeats(batches: Iterable[Any] | None, what: str) -> None:
+    """Raise for a generator and its like."""
+    if isinstance(batches, Iterator):
+        raise InvalidTask(f"the {what} data can be gone through only once: pass a DataLoader or a list")
 
 
 def draw(batches: Iterable[Any], fraction: float, per_class: int | None, generator: torch.Generator) -> Iterable[Any]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secateur.errors import InvalidTask
-from secateur.training.batches import on_device
+from secateur.training.batches import check_repeats, on_device
 
 Loss = Callable[[nn.Module, Any], Tensor]
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
@@ -66,6 +66,7 @@ def classification(
 
     top5: also how often the right class is among the five that score highest.
     """
+    check_repeats(test, "test")
     check = LabelCheck()
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -106,6 +107,7 @@ def segmentation(
 
     summed: over the pixels of an image, as FCN's learning rates want it, instead of their mean.
     """
+    check_repeats(test, "test")
     check = LabelCheck()
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
