@@ -1,5 +1,6 @@
 """Settings: the paper's values, and what is refused."""
 
+import copy
 import json
 from typing import Any
 
@@ -167,6 +168,9 @@ def test_losses_that_cannot_be_trained_on() -> None:
 
     refuse(InvalidTask, r"must be a scalar, got shape \(16, 4\)", quick(), net, graph, with_loss(lambda m, b: m(b[0])))
     refuse(InvalidTask, "has no gradient", quick(), net, graph, with_loss(lambda m, b: m(b[0]).sum().detach()))
+    other = copy.deepcopy(net)
+    message = "the loss does not depend on the model that it is given"
+    refuse(InvalidTask, message, quick(), net, graph, with_loss(lambda m, b: other(b[0]).sum()))
     refuse(
         InvalidTask, "must be a tensor, got float", quick(), net, graph, with_loss(lambda m, b: m(b[0]).sum().item())
     )

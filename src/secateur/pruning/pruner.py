@@ -112,7 +112,10 @@ class Pruner:
         """Note the gradients: once per optimizer step, after `backward` and `scaler.unscale_`, before clipping."""
         self._check_open()
         if all(phi.grad is None for phi in self.gates.phis):
-            raise InvalidSetting("no gate has a gradient: call observe() after loss.backward(), before zero_grad()")
+            raise InvalidSetting(
+                "no gate has a gradient: call observe() after loss.backward(), before zero_grad(), of a loss that is "
+                "computed from the model's output"
+            )
         self.score.observe()
 
     def add_l1_(self, strength: float) -> None:

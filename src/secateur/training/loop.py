@@ -174,6 +174,10 @@ class Trainer:
         self.scaler.scale(loss * (weight / self.engine.accumulate)).backward()
         if work.collect is not None:
             work.collect()
+        if check and all(parameter.grad is None for parameter in self.model.parameters()):
+            raise InvalidTask(
+                "the loss does not depend on the model that it is given: compute it from what that returns"
+            )
 
     def _update(self, work: Work) -> None:
         optimizer = work.optimizer
@@ -219,7 +223,7 @@ class Trainer:
 
             def step(inputs: Any) -> None:
                 self.model.zero_grad(set_to_none=True)
-                self._backward(work, inputs, 1.0)
+                self._backward(work, inputs, 1.0, check=True)
                 self._update(work)
 
             own: list[Any] = [self._total, self._count, self._broken]
