@@ -240,7 +240,8 @@ def test_evaluate_weights_of_another_network(secateur: Call, run: Path, cifar: P
     status, _, err = secateur("evaluate", "resnet20@cifar10", "--data", cifar, "--weights", run, "--device", "cpu")
     lines = [line for line in err.splitlines() if not line.startswith("testing ")]
     assert (status, len(lines)) == (2, 1)
-    assert lines[0].startswith("secateur: ")
+    assert lines[0].startswith(f"secateur: {run} is not of the network of resnet20@cifar10 (")
+    assert lines[0].endswith("): name the recipe that it was made with")
 
 
 def test_a_figure_needs_matplotlib_and_says_so(run: Path, tmp_path: Path) -> None:

@@ -353,6 +353,11 @@ def test_only_some_runs(reproduce: Call, out: Path, tmp_path: Path) -> None:
     status, _, err = reproduce("table1", PLAIN, "--out", tmp_path, "--only", "GBN-*")
     assert status == 2
     assert err.splitlines()[-1] == "secateur: GBN-40 starts from baseline, which is not done yet: do that first"
+    status, _, err = reproduce("table1", PLAIN, "--out", tmp_path, "--baseline", "nowhere")
+    assert (status, err.splitlines()[-1]) == (
+        2,
+        "secateur: there is neither a run nor a file with weights at nowhere",
+    )
     assert reproduce("table1", PLAIN, "--out", tmp_path, "--only", "baseline")[0] == 0
     assert read_page(page_of(tmp_path, "table1", PLAIN))[1] == {}
     assert reproduce("table1", PLAIN, "--out", tmp_path, "--only", "*30")[0] == 0

@@ -111,7 +111,7 @@ def order_of(step: Step, conditions: Conditions) -> Order:
     if step.shrunk is not None:
         return narrowed(replace(conditions.order, weights=None), step.shrunk, conditions.seed)
     source = source_of(step, conditions)
-    if step.after is not None and not Path(str(source)).exists():
+    if step.after is not None and not is_given(step, conditions) and not Path(str(source)).exists():
         raise InvalidSetting(f"{step.name} starts from {step.after}, which is not done yet: do that first")
     again = stretched(find_recipe(conditions.order.recipe).again, conditions.scale)
     return replace(conditions.order, weights=source, fresh=step.fresh, again=again)

@@ -19,7 +19,7 @@ from torch import nn
 from secateur.channels.analyze import analyze
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import copy_model, shrink_
-from secateur.errors import DamagedRun, Diverged, Interrupted, InvalidSetting, MissingExtra
+from secateur.errors import DamagedRun, Diverged, Interrupted, InvalidPlan, InvalidSetting, MissingExtra, UnknownName
 from secateur.models.weights import load_weights_
 from secateur.recipes.controls import initialize_
 from secateur.recipes.jobs import Job, Order, build
@@ -86,7 +86,7 @@ def perform(
     job = build(order, settings.seed, device)
     if not begun:
         _keep_files(job, order, settings, out, further)
-    whole, teacher, plan = _prepare(job, settings, out)
+    whole, teacher, plan = _prepare(job, order, settings, out)
     graph = analyze(job.model, job.example)
     for note in graph.notes:
         watcher.say(f"note: {note}")
@@ -204,7 +204,7 @@ def open_network(order: Order, device: torch.device, seed: int = 0) -> Job:
     if order.weights is not None:
         start = find_start(order.weights)
         if start.plan is not None:
-            cut_(job, start.plan)
+            cut_(job, start.plan, order)
         start.fill_(job.model)
     return job
 
@@ -247,9 +247,13 @@ def find_start(name: str) -> Start:
     return Start(folder / "model.safetensors", json.dumps(plan), original, of_result=True)
 
 
-def cut_(job: Job, text: str) -> Plan:
-    """Cut the job's network by a plan."""
-    plan = Plan.from_json(analyze(job.model, job.example), text)
+def cut_(job: Job, text: str, order: Order) -> Plan:
+    """Cut the job's network by the plan of what it starts from."""
+    try:
+        plan = Plan.from_json(analyze(job.model, job.example), text)
+    except (InvalidPlan, UnknownName) as error:
+        told = f"{order.weights} is not of the network of {order.recipe} ({error})"
+        raise InvalidPlan(f"{told}: name the recipe that it was made with") from error
     shrink_(job.model, plan)
     return plan
 
@@ -338,14 +342,14 @@ def _keep_files(job: Job, order: Order, settings: TickTock, out: Path, further: 
     world.wait()
 
 
-def _prepare(job: Job, settings: TickTock, out: Path) -> tuple[nn.Module, nn.Module | None, Plan | None]:
+def _prepare(job: Job, order: Order, settings: TickTock, out: Path) -> tuple[nn.Module, nn.Module | None, Plan | None]:
     """Make the network what the run starts from; gives the whole network, what it learns from and how it was cut."""
     whole, plan = job.model, None
     if (out / SHAPE).is_file():
         whole = copy_model(job.model)
         if (out / TEACHER).is_file():
             _fill_(whole, out / TEACHER)
-        plan = cut_(job, (out / SHAPE).read_text())
+        plan = cut_(job, (out / SHAPE).read_text(), order)
     _fill_(job.model, out / ORIGINAL)
     return whole, whole if settings.distill and plan is not None else None, plan
 
@@ -373,7 +377,7 @@ def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
             )
         text = start.plan
         write(out / SHAPE, lambda target: target.write_text(text))
-        cut_(job, text)
+        cut_(job, text, order)
     if order.fresh:
         with seeded(settings.seed):
             initialize_(job.model)

@@ -136,7 +136,9 @@ def fill_(model: nn.Module, path: Path) -> None:
         with safe_open(path, "pt") as file:
             names = set(file.keys())
             if missing := sorted(set(own) - names):
-                raise DamagedResult(f"{path} has no {missing[0]}")
+                raise DamagedResult(
+                    f"{path} has no {missing[0]}: is it of another network than {type(model).__name__}?"
+                )
             if unknown := sorted(names - set(own)):
                 raise DamagedResult(f"{path} has {unknown[0]!r:.80}, which {type(model).__name__} does not")
             for name, tensor in own.items():
