@@ -1,12 +1,16 @@
 import json
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from secateur import cli
 from secateur.cli.analyze import parse_shape
+from secateur.cli.command import _run as run_command
 from secateur.cli.display import waiting
 from secateur.errors import InvalidExample, UnknownName
 
@@ -93,6 +97,24 @@ def test_a_mistake_is_one_line(arguments, message, capsys):
     lines = [line for line in captured.err.splitlines() if not line.startswith("analysing")]  # said when it takes long
     assert len(lines) == 1
     assert lines[0].startswith(message)
+
+
+def open_nothing():
+    Path("nowhere").read_text()
+
+
+@pytest.mark.parametrize(
+    ("run", "place"),
+    [(open_nothing, r' at test_cli.py:[0-9]+: Path\("nowhere"\).read_text\(\)'), (Path("nowhere").read_bytes, "")],
+    ids=["the user's code", "ours"],
+)
+def test_a_file_that_is_missing_is_told_with_the_line_of_the_users_code(run, place, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run_command(SimpleNamespace(run=run, debug=False))
+    assert stop.value.code == 2
+    assert re.fullmatch(rf"secateur: .*No such file or directory: 'nowhere'{place}\n", capsys.readouterr().err)
+    with pytest.raises(FileNotFoundError):
+        run_command(SimpleNamespace(run=run, debug=True))
 
 
 def test_debug_shows_the_traceback():

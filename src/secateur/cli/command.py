@@ -2,6 +2,8 @@
 
 import os
 import sys
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
@@ -137,5 +139,14 @@ def _end_quietly() -> None:
 
 
 def _complain(error: SecateurError | OSError) -> int:
-    print(f"secateur: {error}", file=sys.stderr)
+    place = _place_in_users_code(error) if isinstance(error, OSError) else ""
+    print(f"secateur: {error}{place}", file=sys.stderr)
     return 2
+
+
+def _place_in_users_code(error: OSError) -> str:
+    """The line that led to the error, if it is neither ours nor that of an installed package."""
+    installed = [str(Path(__file__).parent.parent), *sysconfig.get_paths().values()]
+    inside = tuple(f"{folder}{os.sep}" for folder in installed)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*inside, "<"))]
+    return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
