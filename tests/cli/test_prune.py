@@ -247,18 +247,26 @@ def test_resume_of_what_is_no_run(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert err == f"secateur: {tmp_path} is not a run: it has no config.json\n"
 
 
-def test_resume_of_a_run_that_was_started_from_python(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_run_that_was_started_from_python(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sys.path.insert(0, str(HERE))
     import tiny_job
 
-    from secateur import TickTock, analyze
+    from secateur import TickTock, analyze, save
 
     job = tiny_job.build()
     settings = TickTock.one_shot(keep_macs=0.6, finetune_epochs=0)
-    settings(job.model, analyze(job.model, job.example), job.task, folder=tmp_path)
-    status, _, err = call(capsys, "resume", str(tmp_path))
-    assert status == 2
-    assert err == f"secateur: {tmp_path} was started from Python: call the same again with folder={tmp_path}\n"
+    run = tmp_path / "run"
+    save(settings(job.model, analyze(job.model, job.example), job.task, folder=run), run / "result")
+    for command in (["resume"], ["further", "--keep-macs", "0.5", "--out", str(tmp_path / "further")]):
+        status, _, err = call(capsys, *command, str(run))
+        assert status == 2
+        assert err.startswith(f"secateur: {run} was started from Python: call the same again with folder='{run}', or ")
+    given = [str(run), "--distill", "0.5", "--epochs", "1", "--device", "cpu", "--quiet"]
+    assert call(capsys, "finetune", "tiny_job:build", *given, "--out", str(tmp_path / "tuned"))[0] == 0
+    (run / "original.safetensors").unlink()
+    status, _, err = call(capsys, "finetune", "tiny_job:build", *given, "--out", str(tmp_path / "again"))
+    there = "there is no original.safetensors with"
+    assert err == f"secateur: distill needs the unpruned network, and {there} {run}: name the run that pruned it\n"
 
 
 def test_missing_tensorboard_is_one_line(

@@ -33,7 +33,7 @@ from secateur.results.pictures import draw_seen
 from secateur.results.structure import read_json
 from secateur.results.summary import device_name, shape_of
 from secateur.ticktock.events import Event, Finished, Result
-from secateur.ticktock.record import prune_further
+from secateur.ticktock.record import ORIGINAL, prune_further
 from secateur.ticktock.run import Run
 from secateur.ticktock.schedule import BUDGETS, TickTock
 from secateur.training.batches import device_of
@@ -44,8 +44,8 @@ from secateur.training.randomness import seeded
 
 BASELINE, AGAIN = "baseline", "again"
 """Within the run: what is trained first, and once more, before anything is pruned."""
-ORIGINAL, SHAPE, TEACHER = "original.safetensors", "shape.json", "teacher.safetensors"
-"""Beside the run: the network it starts from, the plan by which that was cut before, and what it learns from."""
+SHAPE, TEACHER = "shape.json", "teacher.safetensors"
+"""Beside the run: the plan by which the network was cut before, and what it learns from."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,10 @@ def reopen(out: Path) -> tuple[Order, TickTock, Engine]:
         raise InvalidSetting(f"{out} is not a run: it has no config.json")
     config = read_config(out)
     if "order" not in config:
-        raise InvalidSetting(f"{out} was started from Python: call the same again with folder={out}")
+        raise InvalidSetting(
+            f"{out} was started from Python: call the same again with folder={str(out)!r}, or after "
+            "secateur.prune_further to prune further"
+        )
     try:
         return Order(**config["order"]), TickTock.from_dict(config["settings"]), Engine(**config["engine"])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -373,7 +376,8 @@ def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
             _save(job.model, out / TEACHER)
         elif settings.distill:
             raise InvalidSetting(
-                f"distill needs the unpruned network, and {order.weights} is a result without its run: name the run"
+                f"distill needs the unpruned network, and there is no {ORIGINAL} with {order.weights}: name the run "
+                "that pruned it"
             )
         text = start.plan
         write(out / SHAPE, lambda target: target.write_text(text))

@@ -27,6 +27,8 @@ PATIENCE = 40
 """A checkpoint that took a second is followed by no other for this many: they cost no more than 3% of a run."""
 
 
+ORIGINAL = "original.safetensors"
+"""In the run's folder: the network it starts from."""
 PRUNED = "pruned"
 """The checkpoint from which a run can be pruned further."""
 
@@ -70,6 +72,9 @@ class Record:
                 self._compare(self.folder.read_config(), mine)
                 state = self.folder.load()
             else:
+                if "order" not in about:  # started from Python: nobody else has kept the network
+                    whole = run.given.state_dict()
+                    self.folder.write_tensors(ORIGINAL, {n: t for n, t in whole.items() if isinstance(t, Tensor)})
                 about = {**about, "layers": run.pruner.graph.widths, "macs": run.pruner.graph.macs}
                 self.folder.write_config({**mine, "engine": run.engine.to_dict(), **about})
         state = run.world.tell(state)
@@ -150,6 +155,8 @@ def prune_further(source: str | Path, target: str | Path, settings: TickTock) ->
         lines = events.read(length)
         _check_smaller(source, settings, lines)
         (target / "events.jsonl").write_bytes(lines)
+        if (source / ORIGINAL).is_file():
+            shutil.copyfile(source / ORIGINAL, target / ORIGINAL)
         shutil.copytree(kept, target / "checkpoints" / f"{1:08}", dirs_exist_ok=True)
         folder.write_config({**config, "settings": settings.to_dict()})
 

@@ -18,6 +18,7 @@ from typing import Any, Self
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from secateur.errors import DamagedRun, RunInUse
 from secateur.training.packed import DTYPES, FORMATS, Packed, unpack
@@ -51,11 +52,20 @@ class RunFolder:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write what the run was asked for; it appears whole or not at all."""
-        target, temporary = self.path / "config.json", self.path / ".config.json"
-        with self._worded("write config.json of"):
+        self._write("config.json", json.dumps(RUN | config, indent=2).encode())
+
+    def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
+        """The same for a file of tensors, beside the checkpoints."""
+        # Copies, since what shares memory cannot be saved.
+        copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
+        self._write(name, safetensors.torch.save(copies))
+
+    def _write(self, name: str, data: bytes) -> None:
+        temporary = self.path / f".{name}"
+        with self._worded(f"write {name} of"):
             try:
-                write_synced(temporary, json.dumps(RUN | config, indent=2).encode())
-                temporary.replace(target)
+                write_synced(temporary, data)
+                temporary.replace(self.path / name)
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
