@@ -10,6 +10,7 @@ from secateur.recipes import reports
 from secateur.recipes.experiments import EXPERIMENTS, Experiment, find_experiment
 from secateur.recipes.jobs import Order
 from secateur.recipes.paper import find_recipe
+from secateur.training.checkpoint import RunFolder
 
 SCHEDULES = ["one-shot", "tick-only", "tick-tock"]
 
@@ -182,6 +183,28 @@ def test_a_page_without_runs_says_so() -> None:
     text = reports.compared(reports.Done(Order(recipe="digits"), {}, {}, 1.0, Path("figure.svg")))
     assert "no run is done" in text
     assert "rehearsal" not in text
+
+
+def test_a_page_names_what_is_not_as_in_the_recipe() -> None:
+    given = {"width": 0.5, "batch_size": 64, "erase": 2, "hold_out": 9}
+    for order, said in (
+        (Order(recipe="digits"), "recipe digits, no"),
+        (Order(recipe="digits", batch_size=find_recipe("digits").batch_size, erase=0), "recipe digits, no"),
+        (
+            Order(recipe="resnet56-cifar10", **given),
+            "width 0.5, batches of 64, squares of 2 pixels erased, tested on 9 images held out of the training data",
+        ),
+    ):
+        assert said in reports.nothing_yet(reports.Done(order, {}, {}, 1.0, Path("figure.svg")))
+
+
+def test_a_page_names_the_precision_of_every_run(tmp_path: Path) -> None:
+    for name in ("fp32", "bf16"):
+        with RunFolder(tmp_path / name) as folder:
+            folder.write_config({"engine": {"precision": name}})
+    folders = {name: tmp_path / name for name in ("fp32", "bf16")} | {"baseline": tmp_path / "weights.pth"}
+    done = reports.Done(Order(recipe="digits"), {name: {} for name in folders}, folders, 1.0, Path("figure.svg"))
+    assert reports.precisions(done) == ["bf16", "fp32"]
 
 
 def test_a_page_names_all_hardware_that_its_numbers_are_from() -> None:

@@ -25,6 +25,7 @@ from secateur.results.figures import draw_curves, draw_structures
 from secateur.results.load import load
 from secateur.results.pictures import draw_seen
 from secateur.results.structure import Layer, Structure, read_lines, read_structure
+from secateur.training.checkpoint import read_config
 
 BATCH = 64
 """Images of a batch for throughput."""
@@ -258,20 +259,44 @@ def at(path: Sequence[Removed], share: float) -> Removed:
     return [each for each in path if each.filters <= share + 1e-9][-1]
 
 
+def unlike_the_recipe(order: Order) -> list[str]:
+    """What the user has set otherwise."""
+    recipe = find_recipe(order.recipe)
+    said = {
+        f"width {order.width:g}": order.width != 1,
+        f"batches of {order.batch_size}": order.batch_size not in (None, recipe.batch_size),
+        f"squares of {order.erase} pixels erased": order.erase not in (None, recipe.erase),
+        f"tested on {order.hold_out} images held out of the training data": order.hold_out,
+    }
+    return [text for text, differs in said.items() if differs]
+
+
+def precisions(done: Done) -> list[str]:
+    """What the runs were trained in, which may be another than was asked for: finished ones are taken as they are."""
+    folders = [done.folders[name] for name in done.runs if name in done.folders]
+    runs = [folder for folder in folders if (folder / "config.json").is_file()]
+    return sorted({read_config(run)["engine"]["precision"] for run in runs})
+
+
 def page(done: Done, heads: list[str], rows: list[list[str]], drawn: bool = False) -> str:
     """A table, and how it came about."""
     runs = list(done.runs.values())
     seeds = sorted({run["settings"]["seed"] for run in runs})
-    said = ", ".join(
-        [
-            f"recipe {done.order.recipe}",
-            " and ".join(sorted({run["hardware"] for run in runs})) if runs else "no run is done",
-            f"torch {runs[0]['versions']['torch']}" if runs else "",
-            f"seed {', '.join(map(str, seeds))}, n = 1",
-            f"{sum(run['seconds'] for run in runs):.0f} s of training in all",
-        ]
-    )
+    said = [
+        f"recipe {done.order.recipe}",
+        *unlike_the_recipe(done.order),
+        " and ".join(sorted({run["hardware"] for run in runs})) if runs else "no run is done",
+        " and ".join(precisions(done)),
+        f"torch {runs[0]['versions']['torch']}" if runs else "",
+        f"seed {', '.join(map(str, seeds))}, n = 1",
+        f"{sum(run['seconds'] for run in runs):.0f} s of training in all",
+    ]
     note = f"\nA rehearsal: everything {done.scale:g} times as long as it should be.\n" if done.scale != 1 else ""
     table = ["| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows]]
     image = f"\n![Figure]({done.figure.name})\n" if drawn else ""
-    return "\n".join([*table, "", f"Measured: {said}. MACs are multiply-adds.", note, image]).rstrip() + "\n"
+    return (
+        "\n".join(
+            [*table, "", f"Measured: {', '.join(filter(None, said))}. MACs are multiply-adds.", note, image]
+        ).rstrip()
+        + "\n"
+    )
