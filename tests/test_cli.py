@@ -35,6 +35,17 @@ def test_help_teaches_with_examples():
         assert flag in text
 
 
+@pytest.mark.parametrize("command", ["prune", "finetune", "analyze"])
+def test_a_flag_that_turns_something_off_says_what_happens_then(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    text = capsys.readouterr().out
+    flags = re.findall(r"^[│ ]+(--no-[\w-]+)", text, re.MULTILINE)
+    assert flags
+    assert all(f"{flag}: " in text for flag in flags)
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_the_list_of_commands_can_be_read_at_a_glance(arguments):
     result = run(*arguments)

@@ -157,7 +157,7 @@ class Tuning:
     """Weight decay."""
 
     decay_norms: bool = True
-    """Whether it acts on batch norms and biases too, or on filters alone."""
+    """Weight decay acts on batch norms and biases too; --no-decay-norms: on filters alone."""
 
     distill: float = 0.0
     """Share of the loss that is distance from the unpruned network's output."""

@@ -119,7 +119,7 @@ class TickTock:
     """Weight decay, on the gates too."""
 
     decay_norms: bool = True
-    """Whether it acts on gates, batch norms and biases too, or on filters alone."""
+    """Weight decay acts on gates, batch norms and biases too; --no-decay-norms: on filters alone."""
 
     distill: float = 0.0
     """Share of the loss that is distance from the unpruned network's output, in Tocks and fine-tuning."""
