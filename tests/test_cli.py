@@ -128,6 +128,20 @@ def test_a_file_that_is_missing_is_told_with_the_line_of_the_users_code(run, pla
         run_command(SimpleNamespace(run=run, debug=True))
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_goes_on_after_ctrl_c(begun, tmp_path, capsys):
+    def run():
+        raise KeyboardInterrupt
+
+    if begun:
+        (tmp_path / "config.json").touch()
+    with pytest.raises(SystemExit) as stop:
+        run_command(SimpleNamespace(run=run, debug=False, output=SimpleNamespace(out=tmp_path)))
+    assert stop.value.code == 130
+    how = f"secateur resume {tmp_path}" if begun else "the same command as before"
+    assert capsys.readouterr().err == f"secateur: interrupted; go on with: {how}\n"
+
+
 def test_debug_shows_the_traceback():
     with pytest.raises(UnknownName):
         cli.main(["analyze", "resnet65", "--debug"])

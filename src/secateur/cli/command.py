@@ -1,6 +1,7 @@
 """The commands, and what becomes of a mistake."""
 
 import os
+import shlex
 import sys
 import sysconfig
 import traceback
@@ -124,12 +125,20 @@ def _run(command: Any) -> None:
         print(f"secateur: {stop}", file=sys.stderr)
         sys.exit(128 + stop.signal)
     except KeyboardInterrupt:
-        print("secateur: interrupted", file=sys.stderr)
+        print(f"secateur: interrupted; go on with: {_what_goes_on(command)}", file=sys.stderr)
         sys.exit(130)
     except (SecateurError, OSError) as error:
         if command.debug:
             raise
         sys.exit(_complain(error))
+
+
+def _what_goes_on(command: Any) -> str:
+    """What to do after an end without a checkpoint: a run that has begun is resumed, anything else done once more."""
+    out = command.output.out if hasattr(command, "output") else None
+    if out is not None and (out / "config.json").is_file():
+        return f"secateur resume {shlex.quote(str(out))}"
+    return "the same command as before"
 
 
 def _end_quietly() -> None:
