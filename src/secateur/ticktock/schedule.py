@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
@@ -165,7 +166,7 @@ class TickTock:
             raise InvalidSetting(f"seed must be at least 0 and below 2**63, got {self.seed}")
         for name in ("tock_lr", "finetune_lr"):
             ends = getattr(self, name)
-            if not _are_numbers(ends) or len(ends) != 2 or not 0 <= ends[0] <= ends[1]:
+            if not _are_numbers(ends) or len(ends) != 2 or not 0 <= ends[0] <= ends[1] < math.inf:
                 raise InvalidSetting(f"{name} is the lowest and the highest rate, as (0.001, 0.01), got {ends}")
         budgets = {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
         if len(budgets) != 1:
@@ -187,6 +188,8 @@ class TickTock:
         for name in (*counts, "sparsity", "momentum", "weight_decay", "tick_lr", "rank_power"):
             if getattr(self, name) < 0:
                 raise InvalidSetting(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.distill_temperature <= 0:
+            raise InvalidSetting(f"distill_temperature must be above 0, got {self.distill_temperature}")
         if self.tick_per_class is not None and self.tick_per_class < 1:
             raise InvalidSetting(f"tick_per_class must be 1 or more, got {self.tick_per_class}")
         are_shares = _are_numbers(self.milestones) and all(0 < share < 1 for share in self.milestones)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -24,5 +25,6 @@ def check_kinds(settings: Any, but: Sequence[str] = ()) -> None:
         value = getattr(settings, field.name)
         what, kinds = KINDS.get(str(field.type).removesuffix(" | None"), ("", ()))
         absent = value is None and field.default is None
-        if kinds and type(value) not in kinds and not absent and field.name not in but:
+        fits = type(value) in kinds and (type(value) is not float or math.isfinite(value))
+        if kinds and not fits and not absent and field.name not in but:
             raise InvalidSetting(f"{field.name} must be {what}, got {value!r}")
