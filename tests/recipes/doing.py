@@ -1,9 +1,11 @@
 """Runs in folders, as commands do them, without the commands."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import own_networks
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from secateur.results.structure import read_json
 CPU = torch.device("cpu")
 PRUNING = TickTock(keep_macs=0.5, tick_removes=0.2, ticks_per_tock=1, tock_epochs=1, finetune_epochs=2)
 TRAINING = Training(epochs=2).settings(seed=0)
+TUNING = PRUNING.but(keep_macs=1.0, finetune_epochs=1, distill=0.5)
 
 
 def do(order: Order, settings: TickTock, out: Path, event: Callable[[Event], None] = lambda event: None) -> Result:
@@ -49,3 +52,38 @@ def count_macs(model: nn.Module, example: Tensor) -> int:
 
 def count_params(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Folders of runs that start from each other's results."""
+
+    order: Order
+    """Without what it starts from."""
+    folder: Path
+
+    def __getitem__(self, name: str) -> Path:
+        return self.folder / name
+
+    def after(self, name: str, **values) -> Order:
+        return replace(self.order, weights=str(self[name]), **values)
+
+
+def whole_network() -> nn.Module:
+    return own_networks.plain(num_classes=10, width=2.0)
+
+
+class Stopped(Exception):
+    """Instead of a kill."""
+
+
+def stopping_at(number: int) -> Callable[[Event], None]:
+    """Raise at the event of that number."""
+    left = [number]
+
+    def count(event: Event) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise Stopped
+
+    return count
