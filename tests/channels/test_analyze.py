@@ -344,6 +344,21 @@ def test_scripted_and_compiled_models_are_refused() -> None:
         secateur.analyze(torch.compile(small_network()), IMAGE)
 
 
+class Quantisable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.add = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), torch.ao.nn.quantized.FloatFunctional()
+        self.head = nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        return self.head(self.add.add_relu(x, self.b(x)))
+
+
+def test_what_is_ready_to_be_quantised_is_a_float_model_still() -> None:
+    assert [group.size for group in secateur.analyze(Quantisable(), IMAGE).groups] == [8]
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_quantised_tensors_are_refused() -> None:
     model = small_network()

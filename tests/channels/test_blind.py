@@ -262,3 +262,71 @@ def test_complex_parameters_stay_complex_in_a_comparison() -> None:
     graph = secateur.analyze(model, IMAGES)
     assert [group.name for group in graph.groups] == ["a"]
     assert secateur.verify(model, secateur.Plan.drop(graph, 0.5), IMAGES).precision == torch.float64
+
+
+class Shuffled(nn.Module):
+    """Four groups of four channels: with one channel of each group, or one group, nothing moves."""
+
+    def __init__(self, groups: int | None) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 4, 1)
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        batch, channels, height, width = x.shape
+        groups = self.groups or 4
+        x = x.view(batch, groups, channels // groups, height, width).transpose(1, 2)
+        return self.b(x.reshape(batch, channels, height, width))
+
+
+@pytest.mark.parametrize("groups", [None, 4])
+def test_a_shuffle_that_one_channel_would_not_show(groups: int | None) -> None:
+    torch.manual_seed(0)
+    model = Shuffled(groups)
+    graph = secateur.analyze(model, IMAGES)
+    assert [group.size for group in graph.groups] == ([] if groups is None else [4])
+    for kept in range(1, 4 if groups else 1):
+        assert secateur.verify(model, secateur.Plan.keep(graph, {"a": range(kept)}), IMAGES).agrees
+
+
+class Factor(nn.Module):
+    """A factor that is another one for narrow tensors: the same operator with another number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 32, 1), nn.Conv2d(32, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.a(x))
+        return self.b(x * (1 + (x.shape[1] > 8)))
+
+
+def test_factors_are_compared_too() -> None:
+    torch.manual_seed(0)
+    assert not secateur.analyze(Factor(), IMAGES).groups
+
+
+class Paired(nn.Module):
+    """Two layers that must have an even number of channels together, one of which cannot be narrow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = F.relu(self.a(x)), F.relu(self.b(x))
+        x = torch.cat([a, b * (1 + (b.shape[1] > 4))], 1)
+        assert x.shape[1] % 2 == 0
+        return self.c(x)
+
+
+def test_what_works_in_company_is_tried_alone_when_the_company_stays() -> None:
+    torch.manual_seed(0)
+    assert not secateur.analyze(Paired(), IMAGES).groups
+    model = Paired()
+    graph = secateur.analyze(model, IMAGES, probe=False)
+    with pytest.raises(
+        secateur.NotEquivalent, match=r"shrunk does not run on this example: AssertionError.* at test_blind"
+    ):
+        secateur.verify(model, secateur.Plan.keep(graph, {"a": range(3)}), IMAGES)

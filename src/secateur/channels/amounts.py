@@ -41,6 +41,11 @@ def _digits(rank: int, base: int) -> int:
     return count
 
 
+def leaves_one(groups: Sequence[ChannelGroup], amounts: Amounts) -> bool:
+    """Whether a group has a single channel left that could have more: then little is seen of what is done with it."""
+    return any(group.size > 2 and group.size - amounts[group.name] == 1 for group in groups)
+
+
 def equal_widths(groups: Sequence[ChannelGroup]) -> Amounts:
     """How many channels to cut so that groups become equally wide, for code that asks whether shapes are equal."""
     width = min((group.size for group in groups if group.size >= 4), default=0)

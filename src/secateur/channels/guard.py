@@ -39,7 +39,7 @@ def check_model(model: Any, example: Example) -> None:
             raise InvalidModel(
                 f"{where} is TorchScript, whose tensors cannot be cut: pass the Python model it was made from"
             )
-        if "quantized" in type(module).__module__.split("."):
+        if "quantized" in type(module).__module__.split(".") and kind != "FloatFunctional":
             raise InvalidModel(f"{where} ({kind}) is quantised: prune the float model first, then quantise")
     parameters = list(model.named_parameters())
     tensors = [*parameters, *model.named_buffers()]
@@ -136,7 +136,7 @@ def explain(error: BaseException) -> str:
     here = Path(__file__).parent.parent
     inside = (f"{here}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside)]
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split())
     text = text if len(text) <= 300 else text[:297] + "..."
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-    return f"{type(error).__name__}: {text}{place}"
+    return f"{type(error).__name__}{': ' if text else ''}{text}{place}"

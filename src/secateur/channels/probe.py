@@ -9,6 +9,7 @@ on failure are the guilty ones looked for.
 from __future__ import annotations
 
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from itertools import chain, combinations
 import torch
 from torch import nn
 
-from secateur.channels.amounts import Amounts, equal_widths, other_ways, unequal_amounts
+from secateur.channels.amounts import Amounts, equal_widths, leaves_one, other_ways, unequal_amounts
 from secateur.channels.groups import ChannelGraph, ChannelGroup, SizeAttribute
 from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
@@ -53,9 +54,16 @@ class Probe:
             reason = "would run in every copy: a function that a module keeps calls layers, instead of a method"
             return {group.name: reason for group in self._groups}
         found: dict[str, str] = {}
-        for attempt, amounts in self._attempts():
+        attempts = deque(self._attempts())
+        passed = 0
+        while passed < len(attempts):
+            attempt, amounts = attempts[0]
             groups = [group for group in self._groups if group.name not in found]
-            found.update(self._search(groups, lambda some, a=attempt, n=amounts: a(self._plan(some, n))))
+            failed = self._search(groups, lambda some, a=attempt, n=amounts: a(self._plan(some, n)))
+            found.update(failed)
+            # What works together with others need not work without them.
+            passed = 1 if failed else passed + 1
+            attempts.rotate(-1)
         return found
 
     def _shares(self) -> bool:
@@ -81,6 +89,7 @@ class Probe:
         if self._is_meta:
             return [*shapes, *((self.runs, amounts) for amounts in (*unequal[:-1], equal))]
         alike = [(self.roughly_agrees, equal)] if any(equal.values()) else []
+        alike += [(self.roughly_agrees, amounts) for amounts in unequal[-1:] if leaves_one(self._groups, unequal[0])]
         ways = other_ways(self._groups, self.graph.frozen, self.graph.shapes)
         others = [(self.goes_alike, amounts) for amounts in ways if any(amounts.values())]
         return [*shapes, *((self.agrees, amounts) for amounts in unequal[:-1]), *alike, *others]
@@ -113,8 +122,11 @@ class Probe:
         """Whether what these count can be cut while they stay what they are."""
         channels = torch.cat([attribute.channels for attribute in attributes])
         groups = [g for g in self._groups if bool(((channels >= g.start) & (channels < g.start + g.size)).any())]
-        plan = self._plan(groups, unequal_amounts(self._groups)[0], self._without(attributes))
-        return bool(groups) and self.runs(plan) is None and (self._is_meta or self.roughly_agrees(plan) is None)
+        unequal, graph = unequal_amounts(self._groups), self._without(attributes)
+        ways = [unequal[0], *([unequal[-1]] if leaves_one(groups, unequal[0]) else [])]
+        plans = [self._plan(groups, amounts, graph) for amounts in ways]
+        attempts = [self.runs] if self._is_meta else [self.runs, self.roughly_agrees]
+        return bool(groups) and all(attempt(plan) is None for plan in plans for attempt in attempts)
 
     def _without(self, attributes: list[SizeAttribute]) -> ChannelGraph:
         out = {id(attribute) for attribute in attributes}

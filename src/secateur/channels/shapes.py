@@ -11,6 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm")
 """The operators that multiply and add."""
+ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "pow", "clamp", "clamp_min", "clamp_max", "fill", "full")
+"""Operators whose numbers may be computed from a width."""
 
 
 class EagerMode(TorchDispatchMode):
@@ -53,11 +55,12 @@ def memory_format(tensor: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def _window(operator: str, args: tuple[Any, ...]) -> list[Any]:
-    """What a convolution or a pooling looks at, and how it steps: numbers that are of no channels."""
-    if operator == "aten::convolution":
+def _numbers(operator: str, args: tuple[Any, ...]) -> list[Any]:
+    """Those that count no channels: what a convolution or a pooling looks at and how it steps, factors and so on."""
+    if operator == "convolution":
         return [args[1].shape[2:], *args[3:6]]
-    return [arg for arg in args if not isinstance(arg, Tensor)] if "pool" in operator else []
+    counts = "pool" in operator or operator.rstrip("_") in ARITHMETIC
+    return [arg for arg in args if not isinstance(arg, Tensor)] if counts else []
 
 
 class ShapesOnly(EagerMode):
@@ -74,8 +77,9 @@ class ShapesOnly(EagerMode):
         name = func._schema.name
         given = (value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor))
         self.addresses |= {tensor.data_ptr() for tensor in given if tensor.layout is torch.strided and tensor.numel()}
-        self.names.append(f"{name}{_window(name, args)}")
-        result = shape_only(name.partition("::")[2], args)
+        operator = name.partition("::")[2]
+        self.names.append(f"{name}{_numbers(operator, args)}")
+        result = shape_only(operator, args)
         return func(*args, **(kwargs or {})) if result is None else result
 
 

@@ -142,7 +142,8 @@ def insert_gates_(model: nn.Module, graph: ChannelGraph, *, filter_scale: Filter
     if not any(group.size > group.at_least and group.name not in graph.ungated for group in graph.groups):
         reasons = sorted({f.reason for f in graph.frozen} | set(graph.ungated.values()))
         listed = "; or ".join(reasons) or "is the only one of its layer"
-        raise InvalidModel(f"no channel of this model can be removed: each {listed}")
+        what = "take a gate" if graph.ungated else "be removed"
+        raise InvalidModel(f"no channel of this model can {what}: each {listed}")
     some = next(p for p in model.parameters() if p.is_floating_point())
     for site in graph.sites:
         _insert(model.get_submodule(site.module), site, some, filter_scale)
