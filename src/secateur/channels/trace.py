@@ -191,32 +191,43 @@ class Watch(EagerMode):
         """
         carried = [dim for dim, axis in enumerate(after.axes) if isinstance(axis, Tensor)]
         states = [self.state(other) for other in relatives]
-        if (
-            not carried
-            or after.weights
-            or any(not self._takes(t, s, tensor, carried) for t, s in zip(relatives, states, strict=True))
-        ):
+        places = [self._places(t, s, tensor, carried) for t, s in zip(relatives, states, strict=True)]
+        if not carried or after.weights or None in places:
             return False
-        for other, state in zip(relatives, states, strict=True):
+        for other, state, dims in zip(relatives, states, places, strict=True):
             assert state is not None
+            assert dims is not None
             axes: list[Axis] = [None] * other.dim()
-            for dim in carried:
-                axis, known = after.axes[dim], state.axes[dim]
+            for dim, place in zip(carried, dims, strict=True):
+                axis, known = after.axes[dim], state.axes[place]
                 assert isinstance(axis, Tensor)
                 if isinstance(known, Tensor):
                     self.table.tie(axis, known)
                     axis = with_alive(axis, is_alive(axis) | is_alive(known))
-                axes[dim] = axis
+                axes[place] = axis
             self.put(other, State(axes, made=after.made | state.made, bare=after.bare | state.bare))
         return True
 
-    def _takes(self, whole: Tensor, state: State | None, part: Tensor, carried: list[int]) -> bool:
-        """Whether a part with channels along these axes can be written into a tensor without another meaning."""
-        if state is None or id(whole) in self.leaves or whole.dim() != part.dim():
-            return False
-        alike = all((whole.shape[dim], whole.stride(dim)) == (part.shape[dim], part.stride(dim)) for dim in carried)
+    def _places(self, whole: Tensor, state: State | None, part: Tensor, carried: list[int]) -> list[int] | None:
+        """Where these axes of a part with channels lie in a tensor that it can be written into without another meaning.
+
+        An axis is known by its size and its steps in memory; a part may have fewer of them, as `x[:, :, 0]` has.
+        """
+        if state is None or id(whole) in self.leaves:
+            return None
+        steps = list(zip(whole.shape, whole.stride(), strict=True))
+        found = []
+        for dim in carried:
+            step = part.shape[dim], part.stride(dim)
+            if whole.dim() == part.dim():
+                alike = [dim] if steps[dim] == step else []
+            else:
+                alike = [place for place, other in enumerate(steps) if other == step]
+            if len(alike) != 1:
+                return None
+            found += alike
         codes = [dim for dim, axis in enumerate(state.axes) if isinstance(axis, Tensor)]
-        return alike and (state.zero or codes == carried)
+        return found if state.zero or codes == found else None
 
     def _relate(self, tensors: list[Tensor]) -> None:
         """Tensors that share memory must be known as such, in case one is written to."""

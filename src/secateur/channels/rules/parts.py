@@ -143,6 +143,9 @@ def index_select(call: Call) -> None:
 def index_put(call: Call) -> None:
     """Rows written by index, as detectors gather what several levels give: the other axes go on."""
     target, values, indices = call["self"], call["values"], call["indices"]
+    if indices[0] is not None and is_mask(indices[0]) and indices[0].shape == target.shape and call.is_constant(values):
+        _overwrite_where(call, indices[0], bool(values))
+        return
     axes = call.axes(target)
     num_indexed = sum(i.dim() if i is not None and is_mask(i) else 1 for i in indices)
     if any(chosen is None for chosen in indices):
@@ -159,6 +162,21 @@ def index_put(call: Call) -> None:
     for axis in given[: max(0, num_indexed - offset)]:
         call.freeze(axis, "is written by its number")
     call.put(call.out, axes)
+
+
+def _overwrite_where(call: Call, mask: Tensor, alive: bool) -> None:
+    """`x[x < 0.1] = 0`: the mask goes with what is overwritten, and zeros stay unless the number is another."""
+    axes = call.axes(call["self"])
+    for dim, (axis, chosen) in enumerate(zip(axes, call.axes(mask), strict=True)):
+        if isinstance(axis, Tensor) and isinstance(chosen, Tensor):
+            call.tie_all([axis, chosen])
+        elif chosen is not UNIFORM:
+            call.freeze(chosen, "is used as an index")
+            axes[dim] = call.lose(axis, "is written by its number")
+        kept = axes[dim]
+        if alive and isinstance(kept, Tensor):
+            axes[dim] = with_alive(kept, True)
+    call.put(call.out, axes, zero=call.is_zero(call["self"]) and not alive)
 
 
 def _overwritten(call: Call, axis: Axis, given: Axis) -> Axis:

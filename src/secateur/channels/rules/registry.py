@@ -180,6 +180,10 @@ class Call:
             return False
         return state.origin is None or isinstance(state.origin.tensor, nn.Parameter)
 
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Whether it is a number of the code's own."""
+        return tensor.dim() == 0 and not tensor.is_meta and self.watch.state(tensor) is None
+
     def is_zero(self, tensor: Tensor) -> bool:
         state = self.watch.state(tensor)
         return state is not None and state.zero

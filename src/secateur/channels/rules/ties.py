@@ -173,7 +173,10 @@ def fill(call: Call) -> None:
     value = next((call[name] for name in ("fill_value", "value", "s") if call.has(name)), None)
     # What is not filled yet is nobody's.
     zero = call.name in ("zeros", "new_zeros", "zero_", "empty", "new_empty")
-    zero |= not isinstance(value, Tensor) and value == 0
+    if isinstance(value, Tensor):
+        zero = call.is_constant(value) and not bool(value)
+    else:
+        zero |= value == 0
     for other in call.tensors[1:]:
         call.freeze_axes(other, "tells how to fill a tensor")
     axes: list[Axis] = [UNIFORM] * call.out.dim()
