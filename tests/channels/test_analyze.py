@@ -266,6 +266,10 @@ def test_the_table_and_the_data_tell_the_same() -> None:
     [
         (nn.ReLU(), "has no parameters"),
         (nn.DataParallel(small_network()), "DataParallel wrapper: pass model.module instead"),
+        (
+            nn.Sequential(nn.DataParallel(small_network())),
+            "'0' is a DataParallel wrapper: put its .module in its place",
+        ),
         (nn.Sequential(nn.LazyConv2d(4, 3)), "has no shape yet"),
         (lambda x: x, "a model is an nn.Module, got function"),
     ],

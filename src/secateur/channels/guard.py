@@ -18,12 +18,8 @@ from torch.nn.parameter import is_lazy
 from secateur.channels.example import Example
 from secateur.errors import InvalidExample, InvalidModel
 
-WRAPPERS = {
-    "DataParallel": "pass model.module instead",
-    "DistributedDataParallel": "pass model.module instead",
-    "FullyShardedDataParallel": "analyse the model before wrapping it",
-    "OptimizedModule": "pass the model that was given to torch.compile (model._orig_mod)",
-}
+WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
+"""Modules that hold another one, and under which name."""
 
 
 def check_model(model: Any, example: Example) -> None:
@@ -34,7 +30,10 @@ def check_model(model: Any, example: Example) -> None:
         kind = type(module).__name__
         where = f"module {name!r}" if name else "the model"
         if kind in WRAPPERS:
-            raise InvalidModel(f"{where} is a {kind} wrapper: {WRAPPERS[kind]}")
+            remedy = f"put its .{WRAPPERS[kind]} in its place" if name else f"pass model.{WRAPPERS[kind]} instead"
+            raise InvalidModel(f"{where} is a {kind} wrapper: {remedy}")
+        if kind == "FullyShardedDataParallel":
+            raise InvalidModel(f"{where} is a {kind} wrapper: analyse the model before wrapping it")
         if isinstance(module, torch.jit.ScriptModule):
             raise InvalidModel(
                 f"{where} is TorchScript, whose tensors cannot be cut: pass the Python model it was made from"

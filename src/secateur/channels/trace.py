@@ -247,7 +247,7 @@ class Watch(EagerMode):
 
     def _forget(self, tensors: list[Tensor], states: list[State]) -> None:
         """A tensor was overwritten in part, or under another name: all channels involved stay."""
-        reason = self.located("is written into memory that another tensor shares")
+        reason = self.located("is in a tensor that is overwritten in part, in a way that is not followed")
         for tensor in tensors:
             state = self.state(tensor)
             if state is not None:
