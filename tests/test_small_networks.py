@@ -16,7 +16,11 @@ def native_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
 
 
-@pytest.mark.parametrize("name", small_networks.CASES)
+SLOW = "VGG-16-M, width 1/8"  # takes as long as the other two together
+CASES = [pytest.param(name, marks=pytest.mark.slow if name == SLOW else ()) for name in small_networks.CASES]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_small_network(name: str) -> None:
     result = small_networks.run(small_networks.CASES[name], seed=0)
     before, after = next(iter(result.metrics_before.values())), next(iter(result.metrics.values()))

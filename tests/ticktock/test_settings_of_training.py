@@ -365,7 +365,7 @@ def test_channels_last_changes_the_layout_and_rounding_only() -> None:
         ({"accumulate": 0}, "accumulate and checkpoint_steps must be 1 or more"),
         ({"checkpoint_steps": 0}, "accumulate and checkpoint_steps must be 1 or more"),
         ({"clip_norm": 0.0}, "clip_norm must be above 0, got 0.0"),
-        ({"clip_norm": float("nan")}, "clip_norm must be above 0, got nan"),
+        ({"clip_norm": float("nan")}, "clip_norm must be a number, got nan"),
     ],
 )
 def test_wrong_values_are_refused_in_words(values: dict[str, Any], message: str) -> None:
