@@ -115,3 +115,12 @@ def unknown_name(kind: str, name: str, known: list[str]) -> UnknownName:
         shown = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
         hint = f"known: {shown}" if known else "there are none"
     return UnknownName(f"there is no {kind} {name!r}; {hint}")
+
+
+def place_of(error: BaseException, *inside: str) -> str:
+    """The last line that led to the error, in a file whose name starts with none of these; as ` at file:line: code`."""
+    import traceback
+    from pathlib import Path
+
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside)]
+    return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from secateur.channels.example import Example
-from secateur.errors import InvalidExample, InvalidModel
+from secateur.errors import InvalidExample, InvalidModel, place_of
 
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 """Modules that hold another one, and under which name."""
@@ -132,10 +131,7 @@ def undisturbed(model: nn.Module, values: bool = True) -> Iterator[None]:
 
 def explain(error: BaseException) -> str:
     """The error in one line, with the line of the user's code that raised it."""
-    here = Path(__file__).parent.parent
-    inside = (f"{here}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside)]
     text = " ".join(str(error).split())
     text = text if len(text) <= 300 else text[:297] + "..."
-    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    place = place_of(error, f"{Path(__file__).parent.parent}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
     return f"{type(error).__name__}{': ' if text else ''}{text}{place}"

@@ -89,7 +89,8 @@ class Probe:
         if self._is_meta:
             return [*shapes, *((self.runs, amounts) for amounts in (*unequal[:-1], equal))]
         alike = [(self.roughly_agrees, equal)] if any(equal.values()) else []
-        alike += [(self.roughly_agrees, amounts) for amounts in unequal[-1:] if leaves_one(self._groups, unequal[0])]
+        if leaves_one(self._groups, unequal[0]):
+            alike.append((self.roughly_agrees, unequal[-1]))
         ways = other_ways(self._groups, self.graph.frozen, self.graph.shapes)
         others = [(self.goes_alike, amounts) for amounts in ways if any(amounts.values())]
         return [*shapes, *((self.agrees, amounts) for amounts in unequal[:-1]), *alike, *others]

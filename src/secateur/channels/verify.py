@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,13 +69,8 @@ def verify(model: nn.Module, plan: Plan, example: Any) -> Verification:
     """
     call = Example.of(example)
     calls: Calls = {"eval": [call], "train": [call.repeated(), call]}
-    try:
+    with _in_words("masked or shrunk does not run on this example"):
         result = compare(model, plan, calls)
-    except SecateurError:
-        raise
-    except Exception as error:
-        # Whatever the code raises at these widths, or on this example.
-        raise NotEquivalent(f"masked or shrunk does not run on this example: {explain(error)}") from error
     if not result.outputs:
         raise NotEquivalent("this example gives no outputs to compare, or only zeros: pass one that does")
     _refuse_difference(result, model, plan, calls)
@@ -87,14 +83,20 @@ def confirm(model: nn.Module, plan: Plan) -> None:
     calls = {mode: [example.on(device) for example in examples] for mode, examples in plan.graph.calls.items()}
     if not plan.remaining or not calls:
         return
-    try:
+    with _in_words("the pruned network does not run"):
         result = compare(model, plan, calls, precision=precision_for(plan.graph))
+    _refuse_difference(result, model, plan, calls)
+
+
+@contextmanager
+def _in_words(what: str) -> Iterator[None]:
+    """Whatever the code of the network raises, at these widths or on this example, is told as a reason."""
+    try:
+        yield
     except SecateurError:
         raise
     except Exception as error:
-        # Whatever the code raises at these widths.
-        raise NotEquivalent(f"the pruned network does not run: {explain(error)}") from error
-    _refuse_difference(result, model, plan, calls)
+        raise NotEquivalent(f"{what}: {explain(error)}") from error
 
 
 def precision_for(graph: ChannelGraph) -> torch.dtype:

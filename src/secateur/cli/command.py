@@ -4,14 +4,13 @@ import os
 import shlex
 import sys
 import sysconfig
-import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, Union
 
-from secateur.errors import Interrupted, SecateurError, unknown_name
+from secateur.errors import Interrupted, SecateurError, place_of, unknown_name
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -148,14 +147,8 @@ def _end_quietly() -> None:
 
 
 def _complain(error: SecateurError | OSError) -> int:
-    place = _place_in_users_code(error) if isinstance(error, OSError) else ""
+    installed = [str(Path(__file__).parent.parent), *sysconfig.get_paths().values()]
+    # A file that is missing may be one that the user's code has asked for.
+    place = place_of(error, *(f"{folder}{os.sep}" for folder in installed), "<") if isinstance(error, OSError) else ""
     print(f"secateur: {error}{place}", file=sys.stderr)
     return 2
-
-
-def _place_in_users_code(error: OSError) -> str:
-    """The line that led to the error, if it is neither ours nor that of an installed package."""
-    installed = [str(Path(__file__).parent.parent), *sysconfig.get_paths().values()]
-    inside = tuple(f"{folder}{os.sep}" for folder in installed)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*inside, "<"))]
-    return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""

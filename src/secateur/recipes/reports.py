@@ -294,9 +294,5 @@ def page(done: Done, heads: list[str], rows: list[list[str]], drawn: bool = Fals
     note = f"\nA rehearsal: everything {done.scale:g} times as long as it should be.\n" if done.scale != 1 else ""
     table = ["| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows]]
     image = f"\n![Figure]({done.figure.name})\n" if drawn else ""
-    return (
-        "\n".join(
-            [*table, "", f"Measured: {', '.join(filter(None, said))}. MACs are multiply-adds.", note, image]
-        ).rstrip()
-        + "\n"
-    )
+    measured = f"Measured: {', '.join(filter(None, said))}. MACs are multiply-adds."
+    return "\n".join([*table, "", measured, note, image]).rstrip() + "\n"
