@@ -1,0 +1,127 @@
+"""Who shares memory with whom: a write to one tensor changes what is known of the others."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from secateur.channels.labels import is_alive, with_alive
+from secateur.channels.rules import UNIFORM, Axis, State
+
+if TYPE_CHECKING:
+    from secateur.channels.trace import Watch
+
+
+class Memory:
+    """Families of tensors that are views of one another."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self._families: dict[int, list[weakref.ref[Tensor]]] = {}
+
+    def settle(self, tensor: Tensor, before: State | None) -> None:
+        """After a write: what shares the memory but is known differently can no longer be told apart."""
+        after = self.watch.state(tensor)
+        relatives = [t for t in self._relatives(tensor) if t is not tensor]
+        if after is None or not relatives:
+            return
+        if self._spread(tensor, after, relatives):
+            return
+        filled = any(_is_filled(t, self.watch.state(t)) for t in [tensor, *relatives])
+        if before is None or filled or not same_axes(before.axes, after.axes):
+            self.forget([tensor, *relatives], [after] if before is None else [before, after])
+
+    def _spread(self, tensor: Tensor, after: State, relatives: list[Tensor]) -> bool:
+        """A part was written that has all channels, into what was zeros or parts of the same kind: all of it has them.
+
+        So do padding by hand, circular padding, and what puts pixels between pixels.
+        """
+        carried = [dim for dim, axis in enumerate(after.axes) if isinstance(axis, Tensor)]
+        states = [self.watch.state(other) for other in relatives]
+        places = [self._places(t, s, tensor, carried) for t, s in zip(relatives, states, strict=True)]
+        if not carried or after.weights or None in places:
+            return False
+        for other, state, dims in zip(relatives, states, places, strict=True):
+            assert state is not None
+            assert dims is not None
+            axes: list[Axis] = [None] * other.dim()
+            for dim, place in zip(carried, dims, strict=True):
+                axis, known = after.axes[dim], state.axes[place]
+                assert isinstance(axis, Tensor)
+                if isinstance(known, Tensor):
+                    self.watch.table.tie(axis, known)
+                    axis = with_alive(axis, is_alive(axis) | is_alive(known))
+                axes[place] = axis
+            self.watch.put(other, State(axes, made=after.made | state.made, bare=after.bare | state.bare))
+        return True
+
+    def _places(self, whole: Tensor, state: State | None, part: Tensor, carried: list[int]) -> list[int] | None:
+        """Where these axes of a part with channels lie in a tensor that it can be written into without another meaning.
+
+        An axis is known by its size and its steps in memory; a part may have fewer of them, as `x[:, :, 0]` has.
+        """
+        if state is None or id(whole) in self.watch.leaves:
+            return None
+        steps = list(zip(whole.shape, whole.stride(), strict=True))
+        found = []
+        for dim in carried:
+            step = part.shape[dim], part.stride(dim)
+            if whole.dim() == part.dim():
+                alike = [dim] if steps[dim] == step else []
+            else:
+                alike = [place for place, other in enumerate(steps) if other == step]
+            if len(alike) != 1:
+                return None
+            found += alike
+        codes = [dim for dim, axis in enumerate(state.axes) if isinstance(axis, Tensor)]
+        return found if state.zero or codes == found else None
+
+    def relate(self, tensors: list[Tensor]) -> None:
+        """Tensors that share memory must be known as such, in case one is written to."""
+        for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                continue
+            family = self._families.setdefault(tensor.untyped_storage()._cdata, [])
+            family[:] = [ref for ref in family if ref() is not None]
+            if all(ref() is not tensor for ref in family):
+                family.append(weakref.ref(tensor))
+
+    def _relatives(self, tensor: Tensor) -> list[Tensor]:
+        if tensor.layout is not torch.strided:
+            return []
+        family = self._families.get(tensor.untyped_storage()._cdata, [])
+        return [t for ref in family if (t := ref()) is not None]
+
+    def forget(self, tensors: list[Tensor], states: list[State]) -> None:
+        """A tensor was overwritten in part, or under another name: all channels involved stay."""
+        reason = self.watch.located("is in a tensor that is overwritten in part, in a way that is not followed")
+        for tensor in tensors:
+            state = self.watch.state(tensor)
+            if state is not None:
+                states.append(state)
+            if id(tensor) not in self.watch.leaves:
+                self.watch.put(tensor, State([None] * tensor.dim()))
+        for state in states:
+            self.watch.freeze(state, reason)
+
+
+def _is_filled(tensor: Tensor, state: State | None) -> bool:
+    """Whether something is taken for granted of the values."""
+    if state is None:
+        return False
+    return state.zero or any(n > 1 and axis is UNIFORM for n, axis in zip(tensor.shape, state.axes, strict=True))
+
+
+def same_axes(left: list[Axis], right: list[Axis]) -> bool:
+    if len(left) != len(right):
+        return False
+    for a, b in zip(left, right, strict=True):
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            if a.shape != b.shape or not torch.equal(a, b):
+                return False
+        elif a is not b:
+            return False
+    return True
