@@ -333,14 +333,13 @@ def add(channels: int, others: int, block: Block) -> Built:
 @two
 def padded(channels: int, others: int, block: Block) -> Built:
     """A shortcut with zeros for the missing channels."""
-    low, high = sorted((channels, others))
-    missing = (high - low) // 2, (high - low + 1) // 2
 
     def run(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         wide, narrow = (x, y) if channels >= others else (y, x)
-        return wide + F.pad(narrow, (0, 0, 0, 0, *missing))
+        missing = wide.shape[1] - narrow.shape[1]
+        return wide + F.pad(narrow, (0, 0, 0, 0, missing // 2, missing - missing // 2))
 
-    return Apply(run), high
+    return Apply(run), max(channels, others)
 
 
 class Network(nn.Module):

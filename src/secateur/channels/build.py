@@ -48,8 +48,7 @@ class Slices:
 
 def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...], calls: Calls) -> ChannelGraph:
     """The channel graph of a watched run."""
-    _tie_notes(watch)
-    component = watch.table.channels()
+    component = watch.table.channels(_ties_of_notes(watch))
     num_components = int(component.max()) + 1 if component.numel() else 0
     slices = Slices.of(watch, component)
     active = torch.zeros(num_components, dtype=torch.bool, device="cpu")
@@ -166,13 +165,13 @@ def _inexact(watch: Watch, component: Tensor) -> dict[int, str]:
     return found
 
 
-def _tie_notes(watch: Watch) -> None:
+def _ties_of_notes(watch: Watch) -> list[tuple[Tensor, Tensor]]:
     """An attribute seen at several places has one value: what it counts there goes together."""
     first: dict[tuple[str, str, int | None], Tensor] = {}
-    for note in watch.notes:
-        known = first.setdefault((note.module, note.attribute, note.position), note.codes)
-        if known.shape == note.codes.shape:
-            watch.table.tie(known, note.codes)
+    pairs = [
+        (first.setdefault((note.module, note.attribute, note.position), note.codes), note.codes) for note in watch.notes
+    ]
+    return [(known, codes) for known, codes in pairs if known is not codes and known.shape == codes.shape]
 
 
 def _group(component: Tensor, axis: Tensor, counts: Tensor, chosen: Tensor) -> Tensor:

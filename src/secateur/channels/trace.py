@@ -111,7 +111,7 @@ class Watch(EagerMode):
         layout = (inputs[0].shape, inputs[0].stride()) if inputs else None
         out = shape_only(operator.name, args) if self.shapes_only else None
         out = func(*args, **kwargs) if out is None else out
-        if known or not inputs or operator.name in PRODUCTS:
+        if known or not inputs or operator.name in PRODUCTS or operator.name.startswith("new_"):
             call = Call(self, operator, args, kwargs, layout, out)
             if operator.rule is not None:
                 self._follow(operator.rule, call)
@@ -209,15 +209,20 @@ class Watch(EagerMode):
         leaf = self._origin(tensor)
         return leaf.tensor if leaf is not None else tensor
 
-    def note_size(self, axis: Axis, size: int) -> bool:
-        """Note attributes of the running module that equal this number of channels; whether there are any."""
-        module = self._stack[-1]
-        # What torch's layers keep about the shape of their weight follows the weight.
-        own = LAYER_SIZES if isinstance(module, (_ConvNd, nn.Linear)) else ()
-        found = [n for n, value in vars(module).items() if type(value) is int and value == size and n not in own]
-        if isinstance(axis, Tensor):
-            self._note(found, None, axis)
-        return bool(found)
+    def note_size(self, axis: Axis, size: int, around: bool = False) -> bool:
+        """Note attributes of the running module that equal this number of channels; whether there are any.
+
+        around: those of the modules that it runs in, too.
+        """
+        any_found = False
+        for module in self._stack if around else self._stack[-1:]:
+            # What torch's layers keep about the shape of their weight follows the weight.
+            own = LAYER_SIZES if isinstance(module, (_ConvNd, nn.Linear)) else ()
+            found = [n for n, value in vars(module).items() if type(value) is int and value == size and n not in own]
+            any_found |= bool(found)
+            if isinstance(axis, Tensor):
+                self._note(module, found, None, axis)
+        return any_found
 
     def note_sizes(self, axes: list[Axis], sizes: list[int]) -> bool:
         """The same for attributes that are lists or tuples of sizes."""
@@ -228,13 +233,13 @@ class Watch(EagerMode):
         ]
         for position, axis in enumerate(axes):
             if isinstance(axis, Tensor):
-                self._note(found, position, axis)
+                self._note(self._stack[-1], found, position, axis)
         return bool(found)
 
-    def _note(self, attributes: list[str], position: int | None, codes: Tensor) -> None:
-        module = self.modules.get(id(self._stack[-1]))
-        if module is not None:
-            self.notes.extend(SizeNote(module, attribute, position, codes) for attribute in attributes)
+    def _note(self, module: nn.Module, attributes: list[str], position: int | None, codes: Tensor) -> None:
+        name = self.modules.get(id(module))
+        if name is not None:
+            self.notes.extend(SizeNote(name, attribute, position, codes) for attribute in attributes)
 
     @contextmanager
     def following_modules(self) -> Iterator[None]:

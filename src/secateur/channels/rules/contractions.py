@@ -39,6 +39,15 @@ def contract(call: Call, left: Tensor, left_axis: Axis, right: Tensor, right_axi
                 call.freeze(axis, "is multiplied with a tensor of fixed size")
 
 
+def summed_axis(call: Call, tensor: Tensor, dim: int) -> Axis:
+    """The axis that is summed over; if it is of zeros that the code has made, their number may follow a cut."""
+    axis = call.axes(tensor)[dim]
+    if axis is UNIFORM and tensor.shape[dim] > 1 and call.is_zero(tensor):
+        axis = call.table.allocate(tensor.shape[dim])
+        call.watch.note_size(axis, len(axis), around=True)
+    return axis
+
+
 def consume(call: Call, codes: Tensor) -> None:
     """These elements are summed up; the ones that are not zero without their channel must stay."""
     call.expose()
@@ -103,6 +112,7 @@ def convolution(call: Call) -> None:
     data, weight, bias = call["input"], call["weight"], call["bias"]
     transposed, groups = call["transposed"], call["groups"]
     data_axes, weight_axes = call.axes(data), call.axes(weight)
+    data_axes[1] = summed_axis(call, data, 1)
     for axis in weight_axes[2:]:
         call.freeze(axis, "is the extent of a kernel")
     pointwise = all(size == 1 for size in weight.shape[2:]) and data.shape[2:] == call.out.shape[2:]
@@ -185,7 +195,8 @@ def _fold(call: Call, codes: Tensor, groups: int) -> Tensor:
 def matrix_product(call: Call, left: Tensor, right: Tensor, bias: Tensor | None = None) -> None:
     """(..., n, k) x (..., k, m) with equal batch axes, or a vector in place of either matrix."""
     left_axes, right_axes = call.axes(left), call.axes(right)
-    contract(call, left, left_axes[-1], right, right_axes[-2] if right.dim() > 1 else right_axes[-1])
+    left_axes[-1] = summed_axis(call, left, -1)
+    contract(call, left, left_axes[-1], right, summed_axis(call, right, -2 if right.dim() > 1 else -1))
     call.bare = frozenset()
     for tensor, dim in ((left, -2), (right, -1)):
         if tensor.dim() > 1:

@@ -137,9 +137,7 @@ def expand(call: Call) -> None:
     tensor, out = call["self"], call.out
     offset = out.dim() - tensor.dim()
     axes = call.axes(tensor)
-    call.put(
-        out, [UNIFORM if dim < offset else axes[dim - offset] for dim in range(out.dim())], zero=call.is_zero(tensor)
-    )
+    call.put(out, [UNIFORM if dim < offset else axes[dim - offset] for dim in range(out.dim())])
 
 
 @rule("repeat")
@@ -159,12 +157,17 @@ def cat(call: Call) -> None:
     tensors = [t for t in call["tensors"] if t.dim() == call.out.dim()]
     dim = positive(call["dim"], call.out.dim())
     known = [call.axes(t) for t in tensors]
-    axes = [join_axis(call, [k[d] for k in known]) if d != dim else None for d in range(call.out.dim())]
-    if any(isinstance(k[dim], Tensor) for k in known):
-        parts = [k[dim] for k in known]
-        sizes = [t.shape[dim] for t in tensors]
+    axes = [join_axis(call, tensors, [k[d] for k in known]) if d != dim else None for d in range(call.out.dim())]
+    parts, sizes = [k[dim] for k in known], [t.shape[dim] for t in tensors]
+    zeros = [part is UNIFORM and call.is_zero(t) for part, t in zip(parts, tensors, strict=True)]
+    # Zeros beside an image are a state that will have channels; elsewhere they are rows of pixels or frames.
+    if any(isinstance(part, Tensor) for part in parts) or (dim == 1 and any(zeros)):
+        beside = iter(zero_codes(call, [n for n, zero in zip(sizes, zeros, strict=True) if zero]))
         axes[dim] = torch.cat(
-            [part if isinstance(part, Tensor) else fixed_codes(call, n) for part, n in zip(parts, sizes, strict=True)]
+            [
+                part if isinstance(part, Tensor) else next(beside) if zero else fixed_codes(call, n)
+                for part, zero, n in zip(parts, zeros, sizes, strict=True)
+            ]
         )
     call.put(call.out, axes)
 
@@ -176,21 +179,41 @@ def fixed_codes(call: Call, count: int) -> Tensor:
     return codes
 
 
-def join_axis(call: Call, met: list[Axis]) -> Axis:
+def zero_codes(call: Call, counts: list[int]) -> list[Tensor]:
+    """Codes for zeros that the code puts next to channels; the probe tells whether their number follows a cut.
+
+    Of several numbers only the sum shows in a shape, so that they must stay equal.
+    """
+    blocks = [call.table.allocate(count) for count in counts]
+    for block in blocks:
+        call.watch.note_size(block, len(block), around=True)
+    if len(set(counts)) == 1:
+        call.tie_all(blocks)
+    else:
+        for block in blocks:
+            call.freeze(block, "is joined with zeros of fixed, unequal number")
+    return blocks
+
+
+def join_axis(call: Call, tensors: list[Tensor], met: list[Axis]) -> Axis:
     """An axis along which several tensors are laid side by side: they go together."""
     carried = [axis for axis in met if isinstance(axis, Tensor)]
-    if not carried or len(carried) < len(met):
+    if not carried or any(axis is None for axis in met):
         for axis in carried:
             call.freeze(axis, "is laid beside a tensor of fixed size")
         return UNIFORM if met and all(axis is UNIFORM for axis in met) else None
     call.tie_all(carried)
-    return with_alive(carried[0], is_alive(torch.stack(carried)).any(0))
+    filled = [tensor for tensor, axis in zip(tensors, met, strict=True) if axis is UNIFORM]
+    if filled:
+        call.watch.note_size(carried[0], len(carried[0]), around=True)
+    alive = is_alive(torch.stack(carried)).any(0) | any(not call.is_zero(tensor) for tensor in filled)
+    return with_alive(carried[0], alive)
 
 
 @rule("stack")
 def stack(call: Call) -> None:
     known = [call.axes(t) for t in call["tensors"]]
-    axes = [join_axis(call, list(met)) for met in zip(*known, strict=True)]
+    axes = [join_axis(call, call["tensors"], list(met)) for met in zip(*known, strict=True)]
     axes.insert(positive(call["dim"], call.out.dim()), None)
     call.put(call.out, axes)
 
@@ -232,8 +255,9 @@ def pad(call: Call) -> None:
             call.freeze(axis, "is cropped at fixed positions")
             axes[dim] = None
         else:
-            edges = [fixed_codes(call, n) for n in (before, after)]
-            axes[dim] = torch.cat([edges[0], axis, edges[1]])
+            counts = [n for n in (before, after) if n]
+            edges = zero_codes(call, counts) if call["value"] == 0 else [fixed_codes(call, n) for n in counts]
+            axes[dim] = torch.cat([*edges[: before > 0], axis, *edges[before > 0 :]])
     if call["value"] != 0:
         padded = {tensor.dim() - 1 - k for k in range(len(amounts) // 2) if amounts[2 * k] or amounts[2 * k + 1]}
         axes = [with_alive(a, True) if isinstance(a, Tensor) and padded - {dim} else a for dim, a in enumerate(axes)]

@@ -55,6 +55,8 @@ LOOKS = {"t", "transpose", "permute", "view", "_unsafe_view", "reshape"} | {
     "repeat",
 }
 """Operators whose result is still the parameter they are given."""
+PARTS = {"select", "unbind", "split", "unsqueeze", "expand"}
+"""Operators whose results are zeros if they are given zeros: parts of them, or the same again and again."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -209,6 +211,7 @@ class Call:
         # What its own filters cannot switch off is no longer theirs.
         alive = any(isinstance(axis, Tensor) and bool(is_alive(axis).all()) for axis in axes) if self.bare else False
         bare = frozenset() if alive else self.bare
+        zero = zero or (self.name in PARTS and self.is_zero(self.tensors[0]))
         self.watch.put(tensor, State(axes, weights, zero, origin, self.made, bare))
 
     def put_all(self, axes: list[Axis]) -> None:

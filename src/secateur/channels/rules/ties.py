@@ -38,6 +38,9 @@ def pointwise(call: Call) -> None:
             for offset in [out.dim() - tensor.dim()]
         ]
         axes.append(tie_axis(call, tensors, met))
+        filled = (t for t, axis in zip(tensors, met, strict=True) if axis is UNIFORM and t.dim() == out.dim())
+        if isinstance(axes[-1], Tensor) and any(t.shape[dim] > 1 for t in filled):
+            call.watch.note_size(axes[-1], out.shape[dim], around=True)
     zero = bool(tensors) and all(call.is_zero(t) for t in tensors) and outcome(call, [True] * len(tensors)) == "zero"
     for result in call.outputs:
         if result.shape == out.shape:

@@ -1,0 +1,192 @@
+"""Zeros that the forward pass makes: where a recurrent network starts, and what pads a shortcut to more channels."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sandwich import Sandwich, examine, members, reasons, rows, sizes
+from torch import Tensor, nn
+
+Body = Callable[..., Tensor]
+
+VIDEO = torch.randn(2, 3, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+class Lstm(nn.Module):
+    """A convolutional LSTM cell as people write it."""
+
+    def __init__(self, inner: int, hidden: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.gates = nn.Conv2d(inner + hidden, 4 * hidden, 3, padding=1)
+
+    def start(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shape = x.shape[0], self.hidden, *x.shape[2:]
+        return torch.zeros(shape, dtype=x.dtype), torch.zeros(shape, dtype=x.dtype)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        short, long = state
+        i, f, o, g = torch.split(self.gates(torch.cat([x, short], 1)), self.hidden, 1)
+        long = f.sigmoid() * long + i.sigmoid() * g.tanh()
+        return o.sigmoid() * long.tanh(), long
+
+
+class Unnamed(Lstm):
+    """Nothing but the weight says how wide the state is."""
+
+    def __init__(self, inner: int, hidden: int) -> None:
+        super().__init__(inner, hidden)
+        del self.hidden
+
+    def start(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        both = x.new_zeros(2, x.shape[0], self.gates.out_channels // 4, *x.shape[2:])
+        return both[0], both[1]
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        short, long = state
+        i, f, o, g = self.gates(torch.cat([x, short], 1)).chunk(4, 1)
+        long = f.sigmoid() * long + i.sigmoid() * g.tanh()
+        return o.sigmoid() * long.tanh(), long
+
+
+class Video(nn.Module):
+    """Layers of cells, the first of which sees the images themselves."""
+
+    def __init__(self, cell: Callable[[int, int], Any]) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList([cell(3, 6), cell(6, 6)])
+        self.last = nn.Conv2d(6, 2, 1)
+
+    def forward(self, video: Tensor) -> Tensor:
+        for cell in self.cells:
+            state = cell.start(video[:, 0])  # pyright: ignore
+            states = []
+            for frame in video.unbind(1):
+                state = cell(frame, state)
+                states.append(state[0])
+            video = torch.stack(states, 1)
+        return self.last(video[:, -1])
+
+
+@pytest.mark.parametrize("cell", [Lstm, Unnamed])
+def test_convolutional_lstm(cell: Callable[[int, int], Any]) -> None:
+    model = Video(cell)
+    if cell is Lstm:
+        model.hidden = 6  # pyright: ignore # by chance the same number, which nothing uses
+    expected = {"cells.0.gates": 6, "cells.1.gates": 6}
+    graph = examine(model, VIDEO, expected=expected, probe=True, singly=True)
+    attributes = [(a.module, a.attribute) for a in graph.attributes]
+    assert attributes == ([("cells.0", "hidden"), ("cells.1", "hidden")] if cell is Lstm else [])
+    gates = members(graph, "cells.0.gates")
+    assert gates["cells.0.gates.weight", 0, "produces"] == rows(range(6), range(6, 12), range(12, 18), range(18, 24))
+    assert gates["cells.0.gates.weight", 1, "consumes"] == rows(range(3, 9))
+
+
+class Recurrent(nn.Module):
+    """New state = tanh(one layer of the input + another of the state)."""
+
+    def __init__(self, width: int | None) -> None:
+        super().__init__()
+        self.width = width
+        self.read, self.again = nn.Conv2d(3, 7, 3, padding=1), nn.Conv2d(7, 7, 3, padding=1, bias=False)
+        self.last = nn.Conv2d(7, 2, 1)
+
+    def forward(self, video: Tensor) -> Tensor:
+        state = video.new_zeros(video.shape[0], self.width or 7, *video.shape[3:])
+        for frame in video.unbind(1):
+            state = (self.read(frame) + self.again(state)).tanh()
+        return self.last(state)
+
+
+def test_state_that_a_layer_reads() -> None:
+    examine(Recurrent(7), VIDEO, expected={"read": 7}, probe=True)
+
+
+def test_state_of_a_width_that_the_code_states() -> None:
+    graph = examine(Recurrent(None), VIDEO, expected={}, probe=True)
+    assert reasons(graph)["read"].startswith("the forward pass uses a fixed size: RuntimeError: ")
+
+
+def beside(x: Tensor, number: int) -> Tensor:
+    return torch.cat([x, torch.zeros(x.shape[0], number, *x.shape[2:], dtype=x.dtype)], 1)
+
+
+def behind(x: Tensor, number: int) -> Tensor:
+    return F.pad(x, (0, 0, 0, 0, number, 0))
+
+
+def missing(x: Tensor, y: Tensor) -> int:
+    return y.shape[1] - x.shape[1]
+
+
+ONE_SIDE: dict[str, Body] = {
+    "zeros as many as are missing": lambda m, x, y: y + beside(x, missing(x, y)),
+    "zeros by attribute": lambda m, x, y: y + beside(x, m.extra),
+    "padding as much as is missing": lambda m, x, y: y + behind(x, missing(x, y)),
+    "padding by attribute": lambda m, x, y: behind(x, m.extra) + y,
+}
+
+
+def shortcut(body: Body, extra: int) -> Sandwich:
+    """`wide` has more channels than the shortcut around it."""
+    wide = nn.Conv2d(8, 8 + extra, 3, padding=1)
+    return Sandwich(lambda m, x: body(m, x, m.wide(x)), inner=8 + extra, extra=extra, wide=wide)
+
+
+@pytest.mark.parametrize("name", ONE_SIDE)
+def test_shortcut_that_is_padded(name: str) -> None:
+    examine(shortcut(ONE_SIDE[name], 5), expected={"first": 8, "wide": 5}, probe=True, singly=True)
+
+
+def both_sides(x: Tensor, y: Tensor) -> Tensor:
+    before = missing(x, y) // 2
+    return y + F.pad(x, (0, 0, 0, 0, before, missing(x, y) - before))
+
+
+def test_padding_on_both_sides_goes_in_pairs() -> None:
+    graph = examine(
+        shortcut(lambda m, x, y: both_sides(x, y), 6), expected={"first": 8, "wide": 3}, probe=True, singly=True
+    )
+    assert members(graph, "wide")["wide.weight", 0, "produces"] == rows(range(3), range(11, 14))
+
+
+@pytest.mark.parametrize("probe", [False, True])
+def test_padding_of_unequal_sides_stays(probe: bool) -> None:
+    """Which side has lost how many does not show in the shapes from which the code takes the numbers."""
+    graph = examine(shortcut(lambda m, x, y: both_sides(x, y), 5), expected={"first": 8}, probe=probe)
+    assert reasons(graph)["wide"] == "is joined with zeros of fixed, unequal number"
+
+
+def test_padding_that_the_code_states_stays() -> None:
+    graph = examine(shortcut(lambda m, x, y: y + beside(x, 5), 5), expected={"first": 8}, probe=True)
+    assert reasons(graph)["wide"].startswith("the forward pass uses a fixed size: RuntimeError: ")
+
+
+def test_padding_with_ones_stays() -> None:
+    body = ONE_SIDE["padding as much as is missing"]
+    graph = examine(shortcut(lambda m, x, y: body(m, x, y) * F.pad(x, (0, 0, 0, 0, 5, 0), value=1.0), 5), probe=True)
+    assert sizes(graph) == {"first": 8}
+    assert reasons(graph)["wide"] == "is joined with channels of fixed number"
+
+
+def summed(m: Sandwich, x: Tensor) -> Tensor:
+    total = torch.zeros(x.shape[0], m.number, *x.shape[2:], dtype=x.dtype)  # pyright: ignore
+    for power in (1, 2):
+        total += x**power
+    return total
+
+
+def test_sum_that_starts_with_zeros() -> None:
+    examine(Sandwich(summed, number=8), probe=True, expected={"first": 8})
+
+
+def after_a_first(first: Callable[..., Tensor]) -> Sandwich:
+    return Sandwich(lambda m, x: torch.stack([first(x.shape, dtype=x.dtype), x], 2).amax(2) - x)
+
+
+def test_zeros_laid_beside_channels() -> None:
+    examine(after_a_first(torch.zeros), expected={"first": 8}, probe=True)
+    graph = examine(after_a_first(torch.ones), expected={}, probe=True)
+    assert reasons(graph)["first"].startswith("does not stay zero")
