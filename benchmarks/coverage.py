@@ -257,6 +257,7 @@ def peak_memory() -> float:
 def plain(reason: str) -> str:
     """A reason without the places and numbers that differ from layer to layer, short enough for a table."""
     reason = re.sub(r" \(in [\w.]+\)", "", reason)
+    reason = re.sub(r": one of [\dx]+, made .*", "", reason)
     reason = re.sub(r"(uses a fixed size: \w+): .* at (\S+\.py:\d+)", r"\1 at \2", reason)
     reason = re.sub(r"changes the result by [\d.]+e[-+]\d+", "changes the result", reason)
     return shorten(reason, 160)

@@ -99,11 +99,11 @@ SEEING_ALL: dict[str, tuple[Body, str]] = {
     "all but two": (lambda m, x: F.pad(x[:, :-2], (0, 0, 0, 0, 1, 1)), "is sliced at fixed positions"),
     "constants": (
         lambda m, x: x * torch.arange(8.0).view(-1, 1, 1),
-        "meets a tensor of fixed size, element by element",
+        "meets a tensor of fixed size in mul: one of 8x1x1, made by no layer",
     ),
     "a fixed matrix": (
         lambda m, x: (torch.eye(8).double() @ x.flatten(2)).view_as(x),
-        "is multiplied with a tensor of fixed size",
+        "is multiplied with a tensor of fixed size in bmm: one of 2x8x8, made by no layer",
     ),
     "read by Python": (lambda m, x: x if x.mean((0, 2, 3))[0] > 0 else -x, "is picked by its number"),
     "read as a number": (lambda m, x: x if torch.equal(x, x) else -x, "is read by Python code"),
@@ -116,7 +116,14 @@ SEEING_ALL: dict[str, tuple[Body, str]] = {
         lambda m, x: x.permute(0, 2, 3, 1).reshape(x.shape),
         "hangs together with every other channel of its layer",
     ),
-    "weights elsewhere": (lambda m, x: x * m.first.weight.norm(), "is summed over inside the weights"),
+    "beside constants": (
+        lambda m, x: torch.stack([x, torch.arange(8.0).double().view(-1, 1, 1).expand_as(x)]).mean(0),
+        "is laid beside a tensor of fixed size in stack: one of 2x8x6x6, made by no layer",
+    ),
+    "weights elsewhere": (
+        lambda m, x: x * m.first.weight.norm(),
+        "is summed over by linalg_vector_norm where weights are computed from first.weight",
+    ),
     "undefined": (
         lambda m, x: x * m.scale.square().rsqrt(),
         "meets rsqrt, which is not defined where a removed channel leaves zeros",
@@ -136,6 +143,16 @@ def test_stays_with_reason(name: str) -> None:
     }
     graph = examine(Sandwich(body, inner, **parts, along=nn.Conv1d(1, 1, 3, padding=1)), expected={}, probe=False)
     assert reasons(graph)["first"] == reason
+
+
+def test_who_made_a_tensor_of_fixed_size() -> None:
+    parts = {name: nn.Conv2d(8, 8, 1) for name in ("left", "right", "third")}
+    model = Sandwich(lambda m, x: m.third(x) * (m.left(x) + m.right(x)).softmax(1), **parts)
+    told = reasons(examine(model, expected={"first": 8}))
+    assert told["third"] == "meets a tensor of fixed size in mul: one of 2x8x6x6, made by left and 1 more"
+    model = Sandwich(lambda m, x: m.left(x) * m.scale.softmax(0), left=parts["left"], scale=parameter(8, 1, 1))
+    told = reasons(examine(model, expected={"first": 8}))
+    assert told["left"] == "meets a tensor of fixed size in mul: one of 8x1x1, made of parameters and buffers"
 
 
 def test_norms_follow_where_they_are_admitted() -> None:

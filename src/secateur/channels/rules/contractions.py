@@ -36,7 +36,7 @@ def contract(call: Call, left: Tensor, left_axis: Axis, right: Tensor, right_axi
             elif call.is_weights(other) and not call.is_weights(tensor):
                 call.freeze(axis, "is read by weights that are computed from all their inputs together")
             else:
-                call.freeze(axis, "is multiplied with a tensor of fixed size")
+                call.freeze(axis, f"is multiplied with {call.fixed(other)}")
 
 
 def summed_axis(call: Call, tensor: Tensor, dim: int) -> Axis:
@@ -202,7 +202,7 @@ def matrix_product(call: Call, left: Tensor, right: Tensor, bias: Tensor | None 
         if tensor.dim() > 1:
             produce(call, tensor, dim, call.axes(tensor)[dim])
             made_by(call, tensor, call.axes(tensor)[dim], bias)
-    axes = [_tie_batch(call, a, b) for a, b in zip(left_axes[:-2], right_axes[:-2], strict=False)]
+    axes = [_tie_batch(call, (left, a), (right, b)) for a, b in zip(left_axes[:-2], right_axes[:-2], strict=False)]
     batch = list(zip(axes, left.shape[:-2], strict=False))
     ends: list[tuple[Axis, int]] = []
     if left.dim() > 1:
@@ -219,12 +219,13 @@ def matrix_product(call: Call, left: Tensor, right: Tensor, bias: Tensor | None 
     call.put(call.out, axes, consumes=True)
 
 
-def _tie_batch(call: Call, left: Axis, right: Axis) -> Axis:
-    if isinstance(left, Tensor) and isinstance(right, Tensor):
-        call.table.tie(left, right)
-        return with_alive(left, is_alive(left) & is_alive(right))
-    call.freeze(left, "meets a tensor of fixed size in a matrix product")
-    call.freeze(right, "meets a tensor of fixed size in a matrix product")
+def _tie_batch(call: Call, *met: tuple[Tensor, Axis]) -> Axis:
+    (left, left_axis), (right, right_axis) = met
+    if isinstance(left_axis, Tensor) and isinstance(right_axis, Tensor):
+        call.table.tie(left_axis, right_axis)
+        return with_alive(left_axis, is_alive(left_axis) & is_alive(right_axis))
+    call.freeze(left_axis, f"meets {call.fixed(right)}")
+    call.freeze(right_axis, f"meets {call.fixed(left)}")
     return None
 
 
@@ -268,6 +269,8 @@ def total(call: Call) -> None:
     )
     order = next((call[name] for name in ("ord", "p") if call.has(name)), 2)
     counts_zeros = order is not None and not float(order) > 0
+    state = call.watch.state(tensor)
+    origin = state.origin.name if state is not None and state.origin is not None else "others"
     for dim in dims:
         axis = axes[dim]
         if isinstance(axis, Tensor):
@@ -276,7 +279,7 @@ def total(call: Call) -> None:
             else:
                 consume(call, axis)
                 if call.is_weights(tensor):
-                    call.freeze(axis, "is summed over inside the weights")
+                    call.freeze(axis, f"is summed over by {call.name} where weights are computed from {origin}")
     keep = bool(call["keepdim"]) if call.has("keepdim") else False
     call.put(call.out, reduced(axes, dims, keep))
 

@@ -205,8 +205,8 @@ def unpool(call: Call) -> None:
             call.tie_all([met[0], met[1]])
             axes.append(met[0])
         else:
-            for axis in met:
-                call.freeze(axis, "meets a tensor of fixed size, element by element")
+            for axis, other in zip(met, (indices, values), strict=True):
+                call.freeze(axis, f"meets {call.fixed(other)}")
             axes.append(None)
     call.put(call.out, axes)
 

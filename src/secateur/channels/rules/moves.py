@@ -198,10 +198,13 @@ def zero_codes(call: Call, counts: list[int]) -> list[Tensor]:
 def join_axis(call: Call, tensors: list[Tensor], met: list[Axis]) -> Axis:
     """An axis along which several tensors are laid side by side: they go together."""
     carried = [axis for axis in met if isinstance(axis, Tensor)]
-    if not carried or any(axis is None for axis in met):
+    fixed = next((tensor for tensor, axis in zip(tensors, met, strict=True) if axis is None), None)
+    if fixed is not None:
         for axis in carried:
-            call.freeze(axis, "is laid beside a tensor of fixed size")
-        return UNIFORM if met and all(axis is UNIFORM for axis in met) else None
+            call.freeze(axis, f"is laid beside {call.fixed(fixed)}")
+        return None
+    if not carried:
+        return UNIFORM if met else None
     call.tie_all(carried)
     filled = [tensor for tensor, axis in zip(tensors, met, strict=True) if axis is UNIFORM]
     if filled:

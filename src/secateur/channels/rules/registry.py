@@ -190,6 +190,17 @@ class Call:
         state = self.watch.state(tensor)
         return state is not None and state.zero
 
+    def fixed(self, tensor: Tensor) -> str:
+        """Words for a tensor whose size never changes: which operator got it, its size, and who made it."""
+        state = self.watch.state(tensor)
+        filters = self.watch.layers.filters
+        layers = sorted({filters[name].site.module for name in state.made}) if state is not None else []
+        others = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
+        made = f"by {layers[0] or 'the model itself'}{others}" if layers else "by no layer"
+        if state is not None and state.weights:
+            made = "of parameters and buffers"
+        return f"a tensor of fixed size in {self.name}: one of {'x'.join(map(str, tensor.shape))}, made {made}"
+
     def put(self, tensor: Tensor, axes: list[Axis], zero: bool = False, consumes: bool = False) -> None:
         """Say what is known of a result; codes of an axis of size 1 are the only filter of a layer and stay.
 

@@ -52,9 +52,10 @@ def tie_axis(call: Call, tensors: list[Tensor], met: list[Axis]) -> Axis:
     carried = [axis for axis in met if isinstance(axis, Tensor)]
     if not carried:
         return None if any(axis is None for axis in met) else UNIFORM
-    if any(axis is None for axis in met):
+    fixed = next((t for t, axis in zip(tensors, met, strict=True) if axis is None), None)
+    if fixed is not None:
         for axis in carried:
-            call.freeze(axis, "meets a tensor of fixed size, element by element")
+            call.freeze(axis, f"meets {call.fixed(fixed)}")
         return None
     call.tie_all(carried)
     return set_alive(call, tensors, met, carried)
