@@ -156,7 +156,39 @@ def test_padding_on_both_sides_goes_in_pairs() -> None:
 def test_padding_of_unequal_sides_stays(probe: bool) -> None:
     """Which side has lost how many does not show in the shapes from which the code takes the numbers."""
     graph = examine(shortcut(lambda m, x, y: both_sides(x, y), 5), expected={"first": 8}, probe=probe)
-    assert reasons(graph)["wide"] == "is joined with zeros of fixed, unequal number"
+    assert reasons(graph)["wide"] == "is joined with zeros in several places"
+
+
+def one_side_after_the_other(x: Tensor, y: Tensor) -> Tensor:
+    before = missing(x, y) // 2
+    padded = behind(x, before).relu()
+    return y + beside(padded, missing(padded, y))
+
+
+def sides_that_are_joined(x: Tensor, y: Tensor) -> Tensor:
+    left, right = x.chunk(2, 1)
+    before = missing(x, y) // 2
+    return y + torch.cat([behind(left, before), beside(right, missing(x, y) - before)], 1)
+
+
+@pytest.mark.parametrize("padded", [one_side_after_the_other, sides_that_are_joined])
+@pytest.mark.parametrize("extra", [5, 6])
+def test_padding_that_is_put_together_stays(padded: Callable[[Tensor, Tensor], Tensor], extra: int) -> None:
+    graph = examine(shortcut(lambda m, x, y: padded(x, y), extra), probe=True)
+    assert "wide" not in sizes(graph)
+    assert reasons(graph)["wide"] == "is joined with zeros in several places"
+
+
+def twice(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    first, second = y + behind(x, missing(x, y)), m.wider(x)
+    return beside(first, missing(first, second)) + second
+
+
+def test_padding_again_after_a_sum() -> None:
+    """The sum has told how many zeros there were."""
+    model = shortcut(twice, 4)
+    model.wider, model.last = nn.Conv2d(8, 15, 3, padding=1), nn.Conv2d(15, 5, 1)
+    examine(model, expected={"first": 8, "wide": 4, "wider": 3}, probe=True)
 
 
 def test_padding_that_the_code_states_stays() -> None:

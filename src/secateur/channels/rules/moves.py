@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from secateur.channels.labels import is_alive, with_alive
+from secateur.channels.labels import is_alive, labels_of, with_alive
 from secateur.channels.rules.parts import tie_parts
 from secateur.channels.rules.registry import UNIFORM, Axis, Call, positive, rule
 
@@ -189,10 +189,17 @@ def zero_codes(call: Call, counts: list[int]) -> list[Tensor]:
         call.watch.note_size(block, len(block), around=True)
     if len(set(counts)) == 1:
         call.tie_all(blocks)
+        call.loose |= {_labels(blocks[0])}
     else:
-        for block in blocks:
-            call.freeze(block, "is joined with zeros of fixed, unequal number")
+        call.loose |= {_labels(block) for block in blocks}
+    if len(call.loose) > 1:
+        for labels in call.loose:
+            call.freeze(2 * torch.tensor(labels, device="cpu"), "is joined with zeros in several places")
     return blocks
+
+
+def _labels(block: Tensor) -> range:
+    return range(int(labels_of(block[0])), int(labels_of(block[-1])) + 1)
 
 
 def join_axis(call: Call, tensors: list[Tensor], met: list[Axis]) -> Axis:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from secateur.channels.labels import any_alive, is_alive, with_alive
+from secateur.channels.labels import any_alive, is_alive, labels_of, with_alive
 from secateur.channels.rules.registry import UNIFORM, Axis, Call, rule
 
 SAMPLES = [-40.0, -3.7, -1.0, -0.6, -0.01, 0.02, 0.4, 1.0, 2.9, 55.0]
@@ -58,6 +58,8 @@ def tie_axis(call: Call, tensors: list[Tensor], met: list[Axis]) -> Axis:
             call.freeze(axis, f"meets {call.fixed(fixed)}")
         return None
     call.tie_all(carried)
+    if call.loose and any(isinstance(a, Tensor) and not call.is_loose(t) for t, a in zip(tensors, met, strict=True)):
+        call.loose -= {labels for labels in call.loose if any(bool((labels_of(a) == labels[0]).any()) for a in carried)}
     return set_alive(call, tensors, met, carried)
 
 
