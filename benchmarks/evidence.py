@@ -46,8 +46,8 @@ class Evidence:
     @property
     def unrefined(self) -> float | None:
         """The main number when pruning had ended, before fine-tuning."""
-        pruning = [e for e in self.data["trajectory"] if e["event"] in ("Start", "Tick", "Tock") and e["metrics"]]
-        return main_of(pruning[-1]["metrics"]) if pruning else None
+        last = [event for event in self.data["trajectory"] if event["event"] in ("Start", "Tick", "Tock")][-1]
+        return main_of(last["metrics"]) if last["metrics"] else None
 
     @property
     def seconds(self) -> float:

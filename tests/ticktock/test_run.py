@@ -53,6 +53,15 @@ def test_one_shot_is_a_single_tick() -> None:
     assert names(events) == "Start Tick 1 FineTune epoch 1 Finished"
 
 
+def test_metrics_are_computed_when_asked_for() -> None:
+    def of(evaluate: str) -> str:
+        return names([event for event in quick(evaluate=evaluate).steps(*prepared()) if event.metrics])
+
+    assert of("always") == names(list(quick().steps(*prepared())))
+    assert of("phases") == "Start Tock 1, epoch 2 Tock 2, epoch 2 Tick 5 FineTune epoch 2 Finished"
+    assert of("end") == "Start Finished"
+
+
 def test_the_result_is_the_users_own_network_and_the_given_one_is_untouched() -> None:
     net, graph, task = prepared()
     net.train()

@@ -215,7 +215,7 @@ class Run:
             cut=self.cut_at_once,
         )
         self._keep_state()
-        metrics = self._metrics() if settings.evaluate == "always" else {}
+        metrics = self._metrics_in_phase(self._met())
         yield self._note(
             Tick,
             metrics,

@@ -151,7 +151,7 @@ class TickTock:
     """When removed channels are cut out of the tensors: after every Tick, at the end, or whichever is faster here."""
 
     evaluate: Literal["always", "phases", "end"] = "always"
-    """When the metrics are computed: after every epoch, at the end of Tocks and of fine-tuning, or at the end only."""
+    """When the metrics are computed: after every epoch, when a Tock, pruning or fine-tuning ends, or at the end."""
 
     seed: int = 0
     """Seed of everything random in a run."""
