@@ -56,10 +56,11 @@ def test_the_whole_network_is_trained_once_more_and_then_pruned(chain: Chain, tm
         assert summary(run)["order"]["again"] == 0
     assert len([text for text in said if "once more" in text]) == 1
     # What was before is known wherever the folder lies.
-    shutil.rmtree(out / "result")
     moved = shutil.move(out, tmp_path / "moved")
-    work.perform(*reopen(moved), moved, CPU, watcher)
-    assert summary(moved)["before"]["metrics"] == summary(chain["baseline"])["after"]["metrics"]
+    for run in (moved, further):
+        shutil.rmtree(run / "result")
+        work.perform(*reopen(run), run, CPU, watcher)
+        assert summary(run)["before"]["metrics"] == summary(chain["baseline"])["after"]["metrics"]
     shutil.move(moved, out)
     # Stopped before the run itself has begun, the same command goes on, and does not train again what is done.
     shutil.rmtree(out / "result")

@@ -91,6 +91,9 @@ def perform(
     for note in graph.notes:
         watcher.say(f"note: {note}")
     about = {"order": order.to_dict(), "network": job.network, "input": shape_of(graph.input)}
+    again = None if plan is not None else read_config(out).get("again") if begun else _again_of(out, order)
+    if again is not None:
+        about["again"] = again
     timed = settings.keep_latency is not None or settings.ranking == "score_per_microsecond"
     table = latency_table(job, settings, engine, out, watcher.say) if timed else None
     if table is not None:
@@ -128,10 +131,8 @@ def perform(
             # What was kept, in terms of the network that was cut first, and what that was worth.
             known = (out / TEACHER).is_file() and job.task.evaluate is not None
             result = replace(result, plan=plan, original=job.task.metrics(whole) if known else {})
-        elif (first := _first_of(out, order)) is not None:
-            result = replace(result, original=first["before"]["metrics"])
-            given, metrics = first["order"]["weights"], first["after"]["metrics"]
-            about["again"] = {"weights": given, "seconds": first["seconds"], "metrics": metrics}
+        elif again is not None:
+            result = replace(result, original=again["before"])
         if settings.keep_latency is not None:
             about["latency_left"] = time_left(job, whole, result.model, settings, engine, watcher.say)
         seconds = latency({"before": whole, "after": result.model}, job.example)
@@ -318,14 +319,15 @@ def _train(
         raise stop.within("the same command as before") from None
 
 
-def _first_of(out: Path, order: Order) -> dict[str, Any] | None:
-    """Of a run that starts from a network which was trained once more, here or in the run it goes on from: the summary
-    of that.
-    """
+def _again_of(out: Path, order: Order) -> dict[str, Any] | None:
+    """Of a run that starts from a network which was trained once more, here or in the run it goes on from: how."""
     for folder in (out / AGAIN, Path(order.weights or "")):
-        summary = folder / "result" / "summary.json"
-        if folder.name == AGAIN and (folder.parent / "config.json").is_file() and summary.is_file():
-            return read_json(summary)
+        summary, parent = folder / "result" / "summary.json", folder.parent
+        of_a_run = folder.name == AGAIN and (parent == out or (parent / "config.json").is_file())
+        if of_a_run and summary.is_file():
+            first = read_json(summary)
+            metrics = {"before": first["before"]["metrics"], "metrics": first["after"]["metrics"]}
+            return {"weights": first["order"]["weights"], "seconds": first["seconds"], **metrics}
     return None
 
 
