@@ -24,13 +24,13 @@ from secateur.pruning.select import check_reachable
 from secateur.ticktock.events import Event, FineTune, Finished, Result, Start, Tick, Tock
 from secateur.ticktock.record import Cursor, Record
 from secateur.ticktock.schedule import BUDGETS, TickTock
+from secateur.ticktock.trained import in_tick, in_tock, only_train_, optimizer_for
 from secateur.training.batches import count, device_of, draw, reseed, shard
 from secateur.training.distill import distilled, scores_of
 from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_
 from secateur.training.ema import Ema
 from secateur.training.engine import Engine
 from secateur.training.loop import LOOK_EVERY, Position, Trainer, Work
-from secateur.training.optimizers import make_optimizer
 from secateur.training.randomness import mix, seeded
 from secateur.training.schedules import SHAPES
 from secateur.training.task import Task
@@ -109,10 +109,9 @@ class Run:
         self.cut_at_once = settings.cut == "now" or (settings.cut == "auto" and on_cpu)
         self.aligns = settings.cut == "auto" and not on_cpu
         """Whether tensors are cut to multiples, and what is removed beyond that masked."""
-        frozen = {id(p) for m in self.gates.modules if m.gate_fold.frozen for p in m.gate_tensors()[1:2]}
-        self.in_tock = [*(p for p in self.trained if id(p) not in frozen), *self.gates.trainable]
-        self.in_tick = self._trained_in_tick()
-        self.optimizer = self._make_optimizer(self.in_tock)
+        self.in_tock = in_tock(self.gates, self.trained)
+        self.in_tick = in_tick(self.model, self.gates, self.trained, graph.final, settings.tick_shifts)
+        self.optimizer = optimizer_for(self.in_tock, settings)
         self.loss = task.loss
         if settings.distill:
             known = self._copy(teacher or model)
@@ -137,25 +136,6 @@ class Run:
         if self.engine.sync_batchnorm:
             say("sync_batchnorm has no effect: it is for several processes with a GPU each")
         return {}
-
-    def _trained_in_tick(self) -> list[nn.Parameter]:
-        """The gates and the final layers, and if so set the shifts of gated batch norms."""
-        named = dict(self.model.named_parameters())
-        final = {id(named[name]) for name in self.pruner.graph.final if name in named}
-        if self.settings.tick_shifts:
-            final |= {id(p) for m in self.gates.modules if m.gate_fold.frozen for p in m.gate_tensors()[2:]}
-        return [*(p for p in self.trained if id(p) in final), *self.gates.trainable]
-
-    def _make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        settings = self.settings
-        return make_optimizer(
-            settings.optimizer,
-            parameters,
-            momentum=settings.momentum,
-            nesterov=settings.nesterov,
-            weight_decay=settings.weight_decay,
-            decay_norms=settings.decay_norms,
-        )
 
     def events(self) -> Iterator[Event]:
         """Do the run, one event at a time."""
@@ -194,7 +174,7 @@ class Run:
 
     def _tick(self) -> Iterator[Event]:
         settings, started = self.settings, time.perf_counter()
-        self._only_train([*self.in_tick, *self.gates.phis])
+        only_train_(self.model, [*self.in_tick, *self.gates.phis])
         if not self.cursor.epoch and not self.position.step:
             # Scores that watch what layers put out have watched Tocks and evaluations too.
             self.pruner.score.begin(self.gates)
@@ -240,7 +220,7 @@ class Run:
             if count_macs(self.pruner.widened(ALIGNED)) <= WORTH_CUTTING * count_macs(self.gates.present.kept):
                 self.pruner.cut_(self.optimizer, ALIGNED)
                 self._keep_state()
-        self._only_train(self.in_tock)
+        only_train_(self.model, self.in_tock)
         number = self.cursor.tocks + 1
         for epoch in range(self.cursor.epoch, settings.tock_epochs):
             started = time.perf_counter()
@@ -263,17 +243,17 @@ class Run:
 
     def begin_finetune(self) -> None:
         """Merge the gates; what is left is trained like any network."""
-        self._only_train(self.trained)
+        only_train_(self.model, self.trained)
         self.pruner.merge_()
         self.trainer.forget()
-        self.optimizer = self._make_optimizer(self.trained)
+        self.optimizer = optimizer_for(self.trained, self.settings)
         if self.settings.ema:
             self.ema = Ema(self.model, self.settings.ema)
         self._keep_state()
 
     def _finetune(self) -> Iterator[Event]:
         settings = self.settings
-        self._only_train(self.trained)
+        only_train_(self.model, self.trained)
         for epoch in range(self.cursor.epoch, settings.finetune_epochs):
             started = time.perf_counter()
             loss = self._epoch(
@@ -401,13 +381,6 @@ class Run:
             if stopping is not None:
                 raise Interrupted(stopping, str(self.record.path))
 
-    def _only_train(self, parameters: list[nn.Parameter]) -> None:
-        """Nothing else gets a gradient, and so neither weight decay nor momentum moves it."""
-        chosen = {id(p) for p in parameters}
-        for parameter in self.model.parameters():
-            parameter.requires_grad_(id(parameter) in chosen)
-            parameter.grad = None
-
     def _keep_state(self) -> None:
         """Remember the network as it is, in case training goes wrong."""
         state = self.model.state_dict()
@@ -416,7 +389,7 @@ class Run:
     def _diverged(self, where: str, step: int) -> Diverged:
         last = self.history[-1] if self.history else None
         self.model.load_state_dict(self.good)
-        self._only_train(self.trained)
+        only_train_(self.model, self.trained)
         self.pruner.finish()
         done = f"after {last.name}" if last is not None else "at the start"
         return Diverged(
