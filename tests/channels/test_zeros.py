@@ -179,6 +179,33 @@ def test_padding_that_is_put_together_stays(padded: Callable[[Tensor, Tensor], T
     assert reasons(graph)["wide"] == "is joined with zeros in several places"
 
 
+def along_rows(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    padded = m.mix(behind(x, missing(x, y) // 2))
+    return y + beside(padded, missing(padded, y))
+
+
+def in_the_weight(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    weight = F.pad(m.narrow.weight, (0, 0, 0, 0, 0, 0, missing(m.narrow.weight[None], y) // 2, 0))
+    padded = F.conv2d(x, weight)
+    return y + beside(padded, missing(padded, y))
+
+
+@pytest.mark.parametrize(("body", "part"), [(along_rows, "mix"), (in_the_weight, "narrow")])
+def test_product_that_does_not_tell_how_many_zeros_there_are(body: Body, part: str) -> None:
+    """It sums over another axis than that of the zeros."""
+    layers = {"mix": nn.Linear(6, 6, bias=False), "narrow": nn.Conv2d(8, 8, 1, bias=False)}
+    model = shortcut(body, 6)
+    setattr(model, part, layers[part])
+    graph = examine(model, probe=True)
+    assert "is joined with zeros in several places" in {frozen.reason for frozen in graph.frozen}
+    assert all(group.size == 8 for group in graph.groups)
+
+
+def test_no_zeros_beside_channels() -> None:
+    body = ONE_SIDE["zeros as many as are missing"]
+    examine(shortcut(body, 0), expected={"first": 8}, probe=True)
+
+
 def twice(m: Any, x: Tensor, y: Tensor) -> Tensor:
     first, second = y + behind(x, missing(x, y)), m.wider(x)
     return beside(first, missing(first, second)) + second

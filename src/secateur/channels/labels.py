@@ -55,6 +55,8 @@ class LabelTable:
     size: int = 0
     frozen: list[tuple[Tensor, str]] = field(default_factory=list)
     inexact: list[tuple[Tensor, str]] = field(default_factory=list)
+    zeros: list[Tensor] = field(default_factory=list)
+    """Zeros that the code has put next to channels, each time as many as it wanted."""
     _ties: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _roles: dict[Role, list[Tensor]] = field(default_factory=dict)
 
@@ -74,6 +76,10 @@ class LabelTable:
     def admit(self, codes: Tensor, reason: str) -> None:
         """These may be cut, but masked and shrunk will differ, for this reason."""
         self.inexact.append((codes, reason))
+
+    def zeros_among(self, codes: Tensor) -> list[Tensor]:
+        """Those of `zeros` that are found here, as long as no other tensor has met them and told how many they are."""
+        return [block for block in self.zeros if bool(torch.isin(block >> 1, codes >> 1).any())]
 
     def mark(self, codes: Tensor, role: Role) -> None:
         self._roles.setdefault(role, []).append(codes)

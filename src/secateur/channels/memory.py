@@ -55,8 +55,7 @@ class Memory:
                     self.watch.table.tie(axis, known)
                     axis = with_alive(axis, is_alive(axis) | is_alive(known))
                 axes[place] = axis
-            both = {name: getattr(after, name) | getattr(state, name) for name in ("made", "bare", "loose")}
-            self.watch.put(other, State(axes, **both))
+            self.watch.put(other, State(axes, made=after.made | state.made, bare=after.bare | state.bare))
         return True
 
     def _places(self, whole: Tensor, state: State | None, part: Tensor, carried: list[int]) -> list[int] | None:

@@ -13,7 +13,6 @@ from secateur.channels.rules.registry import UNIFORM, Axis, Call, positive, rule
 def contract(call: Call, left: Tensor, left_axis: Axis, right: Tensor, right_axis: Axis) -> None:
     """Two axes are multiplied and summed: a channel can go if one side is zero for it."""
     call.expose()
-    call.loose = frozenset()
     if isinstance(left_axis, Tensor) and isinstance(right_axis, Tensor):
         call.table.tie(left_axis, right_axis)
         left_weights, right_weights = call.is_weights(left), call.is_weights(right)

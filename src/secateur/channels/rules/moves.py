@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from secateur.channels.labels import is_alive, labels_of, with_alive
+from secateur.channels.labels import is_alive, with_alive
 from secateur.channels.rules.parts import tie_parts
 from secateur.channels.rules.registry import UNIFORM, Axis, Call, positive, rule
 
@@ -163,11 +163,12 @@ def cat(call: Call) -> None:
     # Zeros beside an image are a state that will have channels; elsewhere they are rows of pixels or frames.
     if any(isinstance(part, Tensor) for part in parts) or (dim == 1 and any(zeros)):
         beside = iter(zero_codes(call, [n for n, zero in zip(sizes, zeros, strict=True) if zero]))
-        axes[dim] = torch.cat(
+        axes[dim] = join(
+            call,
             [
                 part if isinstance(part, Tensor) else next(beside) if zero else fixed_codes(call, n)
                 for part, zero, n in zip(parts, zeros, sizes, strict=True)
-            ]
+            ],
         )
     call.put(call.out, axes)
 
@@ -182,24 +183,27 @@ def fixed_codes(call: Call, count: int) -> Tensor:
 def zero_codes(call: Call, counts: list[int]) -> list[Tensor]:
     """Codes for zeros that the code puts next to channels; the probe tells whether their number follows a cut.
 
-    Of several numbers only the sum shows in a shape, so that they must stay equal.
+    Where there are equally many on all sides they stay so.
     """
     blocks = [call.table.allocate(count) for count in counts]
     for block in blocks:
         call.watch.note_size(block, len(block), around=True)
     if len(set(counts)) == 1:
         call.tie_all(blocks)
-        call.loose |= {_labels(blocks[0])}
+        call.table.zeros.append(torch.cat(blocks))
     else:
-        call.loose |= {_labels(block) for block in blocks}
-    if len(call.loose) > 1:
-        for labels in call.loose:
-            call.freeze(2 * torch.tensor(labels, device="cpu"), "is joined with zeros in several places")
+        call.table.zeros += blocks
     return blocks
 
 
-def _labels(block: Tensor) -> range:
-    return range(int(labels_of(block[0])), int(labels_of(block[-1])) + 1)
+def join(call: Call, parts: list[Tensor]) -> Tensor:
+    """The codes of an axis that is put together; of zeros from several places only the sum shows in its size."""
+    codes = torch.cat(parts)
+    zeros = call.table.zeros_among(codes)
+    if len(zeros) > 1:
+        for block in zeros:
+            call.freeze(block, "is joined with zeros in several places")
+    return codes
 
 
 def join_axis(call: Call, tensors: list[Tensor], met: list[Axis]) -> Axis:
@@ -267,7 +271,7 @@ def pad(call: Call) -> None:
         else:
             counts = [n for n in (before, after) if n]
             edges = zero_codes(call, counts) if call["value"] == 0 else [fixed_codes(call, n) for n in counts]
-            axes[dim] = torch.cat([*edges[: before > 0], axis, *edges[before > 0 :]])
+            axes[dim] = join(call, [*edges[: before > 0], axis, *edges[before > 0 :]])
     if call["value"] != 0:
         padded = {tensor.dim() - 1 - k for k in range(len(amounts) // 2) if amounts[2 * k] or amounts[2 * k + 1]}
         axes = [with_alive(a, True) if isinstance(a, Tensor) and padded - {dim} else a for dim, a in enumerate(axes)]

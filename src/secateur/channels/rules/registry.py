@@ -45,8 +45,6 @@ class State:
     """The layers that computed these values, by the names under which `Layers.filters` knows them."""
     bare: frozenset[str] = frozenset()
     """Those of them whose removed filters are zeros here, with no batch norm on the way."""
-    loose: frozenset[range] = frozenset()
-    """Labels of zeros that the code put next to channels, as long as no other tensor has told how many they are."""
 
 
 LOOKS = {"t", "transpose", "permute", "view", "_unsafe_view", "reshape"} | {
@@ -157,7 +155,6 @@ class Call:
         self.made = frozenset().union(*(state.made for state in states))
         """The layers that computed the result; as those of the arguments unless the rule knows better."""
         self.bare = frozenset().union(*(state.bare for state in states))
-        self.loose = frozenset().union(*(state.loose for state in states))
 
     def __getitem__(self, name: str) -> Any:
         position, default = self.operator.arguments[name]
@@ -193,10 +190,6 @@ class Call:
         state = self.watch.state(tensor)
         return state is not None and state.zero
 
-    def is_loose(self, tensor: Tensor) -> bool:
-        state = self.watch.state(tensor)
-        return state is not None and bool(state.loose)
-
     def fixed(self, tensor: Tensor) -> str:
         """Words for a tensor whose size never changes: which operator got it, its size, and who made it."""
         state = self.watch.state(tensor)
@@ -230,7 +223,7 @@ class Call:
         alive = any(isinstance(axis, Tensor) and bool(is_alive(axis).all()) for axis in axes) if self.bare else False
         bare = frozenset() if alive else self.bare
         zero = zero or (self.name in PARTS and self.is_zero(self.tensors[0]))
-        self.watch.put(tensor, State(axes, weights, zero, origin, self.made, bare, self.loose))
+        self.watch.put(tensor, State(axes, weights, zero, origin, self.made, bare))
 
     def put_all(self, axes: list[Axis]) -> None:
         """The same axes for every result of that many dimensions; indices among them are never zero for sure."""

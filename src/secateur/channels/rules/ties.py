@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from secateur.channels.labels import any_alive, is_alive, labels_of, with_alive
+from secateur.channels.labels import any_alive, is_alive, with_alive
 from secateur.channels.rules.registry import UNIFORM, Axis, Call, rule
 
 SAMPLES = [-40.0, -3.7, -1.0, -0.6, -0.01, 0.02, 0.4, 1.0, 2.9, 55.0]
@@ -49,7 +49,8 @@ def pointwise(call: Call) -> None:
 
 def tie_axis(call: Call, tensors: list[Tensor], met: list[Axis]) -> Axis:
     """What results where these axes meet element by element."""
-    carried = [axis for axis in met if isinstance(axis, Tensor)]
+    # The result is known by the first: by one without zeros, if there is any, which tells how many there are.
+    carried = sorted((axis for axis in met if isinstance(axis, Tensor)), key=lambda a: bool(call.table.zeros_among(a)))
     if not carried:
         return None if any(axis is None for axis in met) else UNIFORM
     fixed = next((t for t, axis in zip(tensors, met, strict=True) if axis is None), None)
@@ -58,8 +59,6 @@ def tie_axis(call: Call, tensors: list[Tensor], met: list[Axis]) -> Axis:
             call.freeze(axis, f"meets {call.fixed(fixed)}")
         return None
     call.tie_all(carried)
-    if call.loose and any(isinstance(a, Tensor) and not call.is_loose(t) for t, a in zip(tensors, met, strict=True)):
-        call.loose -= {labels for labels in call.loose if any(bool((labels_of(a) == labels[0]).any()) for a in carried)}
     return set_alive(call, tensors, met, carried)
 
 
