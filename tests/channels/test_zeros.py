@@ -201,6 +201,20 @@ def test_product_that_does_not_tell_how_many_zeros_there_are(body: Body, part: s
     assert all(group.size == 8 for group in graph.groups)
 
 
+def around_a_slope(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    padded = m.slope(behind(x, missing(x, y) // 2))
+    return y + beside(padded, missing(padded, y))
+
+
+@pytest.mark.parametrize("extra", [4, 5, 6])
+def test_number_of_zeros_that_is_half_of_a_sum(extra: int) -> None:
+    """The slope tells how many zeros there are, but the code asks the shortcut, which has lost others too."""
+    model = shortcut(around_a_slope, extra)
+    model.slope = nn.PReLU(8 + extra // 2)
+    graph = examine(model, probe=True, singly=True)
+    assert reasons(graph)["wide"].startswith("the forward pass uses a fixed size: RuntimeError: ")
+
+
 def test_no_zeros_beside_channels() -> None:
     body = ONE_SIDE["zeros as many as are missing"]
     examine(shortcut(body, 0), expected={"first": 8}, probe=True)

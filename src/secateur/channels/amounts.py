@@ -34,6 +34,18 @@ def unequal_amounts(groups: Sequence[ChannelGroup]) -> list[Amounts]:
     return result
 
 
+def parted(amounts: Amounts, padded: Sequence[str]) -> list[Amounts]:
+    """Part of these amounts at a time, so that of two groups with zeros in their place each is cut without the other,
+    and without the rest, and the rest without it: the code may take the number of zeros from a sum of widths.
+    """
+    numbers = {name: number for number, name in enumerate(padded, 1)}
+    return [
+        {name: amount * ((numbers.get(name, 0) >> bit) % 2 == chosen) for name, amount in amounts.items()}
+        for bit in range(len(padded).bit_length())
+        for chosen in (1, 0)
+    ]
+
+
 def _digits(rank: int, base: int) -> int:
     count = 1
     while base > 1 and rank >= base**count:

@@ -85,6 +85,7 @@ def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...], calls: Ca
             attributes.setdefault(key, SizeAttribute(*key, size=note.codes.numel(), channels=channels))
     sites = [replace(layer.site, channels=on) for layer in gated if (on := next(found)) is not None]
     obstacles = [(layer.obstacle or "", on) for layer in barred if (on := next(found)) is not None]
+    zeros = channel_of[component[labels_of(torch.cat([*watch.table.zeros, component[:0]]))]]
     final = [name for key in sorted(watch.layers.final) for name in watch.layers.filters[key].parameters]
     leaves = list(watch.leaves.values())
     return ChannelGraph(
@@ -102,6 +103,7 @@ def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...], calls: Ca
         input=input_text,
         notes=notes,
         calls=calls,
+        padded=tuple(g.name for g in groups if bool(((zeros >= g.start) & (zeros < g.start + g.size)).any())),
     )
 
 

@@ -115,6 +115,8 @@ class ChannelGraph:
     """The example in words."""
     notes: tuple[str, ...] = ()
     calls: Calls = field(default_factory=dict, repr=False)
+    padded: tuple[str, ...] = ()
+    """Groups in whose place the forward pass makes zeros: how many, its code computes somehow."""
 
     @property
     def num_channels(self) -> int:

@@ -19,7 +19,7 @@ from itertools import chain, combinations
 import torch
 from torch import nn
 
-from secateur.channels.amounts import Amounts, equal_widths, leaves_one, other_ways, unequal_amounts
+from secateur.channels.amounts import Amounts, equal_widths, leaves_one, other_ways, parted, unequal_amounts
 from secateur.channels.groups import ChannelGraph, ChannelGroup, SizeAttribute
 from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
@@ -85,15 +85,16 @@ class Probe:
         like; then a comparison in numbers, and whether the code goes the same way at other widths.
         """
         unequal, equal = unequal_amounts(self._groups), equal_widths(self._groups)
+        apart = [amounts for amounts in parted(unequal[0], self.graph.padded) if any(amounts.values())]
         shapes = [(self.runs, dict.fromkeys(equal, 1)), (self.runs, unequal[-1])]
         if self._is_meta:
-            return [*shapes, *((self.runs, amounts) for amounts in (*unequal[:-1], equal))]
+            return [*shapes, *((self.runs, amounts) for amounts in (*unequal[:-1], equal, *apart))]
         alike = [(self.roughly_agrees, equal)] if any(equal.values()) else []
         if leaves_one(self._groups, unequal[0]):
             alike.append((self.roughly_agrees, unequal[-1]))
         ways = other_ways(self._groups, self.graph.frozen, self.graph.shapes)
         others = [(self.goes_alike, amounts) for amounts in ways if any(amounts.values())]
-        return [*shapes, *((self.agrees, amounts) for amounts in unequal[:-1]), *alike, *others]
+        return [*shapes, *((self.agrees, amounts) for amounts in (*unequal[:-1], *apart)), *alike, *others]
 
     def plain(self) -> ChannelGraph | None:
         """The graph without attributes, but those of torch's own layers, if all groups can be cut without."""
