@@ -255,6 +255,28 @@ def test_sum_that_starts_with_zeros() -> None:
     examine(Sandwich(summed, number=8), probe=True, expected={"first": 8})
 
 
+class Frames(nn.Module):
+    """Frames that are late by two, with zeros in front: of features or of the images themselves."""
+
+    def __init__(self, late: str) -> None:
+        super().__init__()
+        self.late = late
+        self.first, self.second, self.last = nn.Conv2d(3, 4, 3), nn.Linear(5 * 4, 6), nn.Linear(6, 2)
+
+    def forward(self, video: Tensor) -> Tensor:
+        if self.late == "images":
+            video = torch.cat([torch.zeros_like(video[:, :1]), video.new_zeros(*video[:, :1].shape), video], 1)
+        x = self.first(video.flatten(0, 1)).relu().mean((2, 3)).view(*video.shape[:2], -1)
+        if self.late == "features":
+            x = torch.cat([x.new_zeros(x.shape[0], 2, x.shape[2]), x], 1)
+        return self.last(self.second(x.flatten(1)).relu())
+
+
+@pytest.mark.parametrize("late", ["features", "images"])
+def test_frames_of_zeros_are_no_channels(late: str) -> None:
+    examine(Frames(late), VIDEO, expected={"first": 4, "second": 6}, probe=True)
+
+
 def after_a_first(first: Callable[..., Tensor]) -> Sandwich:
     return Sandwich(lambda m, x: torch.stack([first(x.shape, dtype=x.dtype), x], 2).amax(2) - x)
 

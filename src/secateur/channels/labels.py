@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,8 @@ class LabelTable:
     """Hands out labels and remembers what was said of them, as codes, to be looked at in one go at the end."""
 
     size: int = 0
+    num_slices: int = 0
+    """The first labels are those of slices of parameters and buffers, the others of what the forward pass makes."""
     frozen: list[tuple[Tensor, str]] = field(default_factory=list)
     inexact: list[tuple[Tensor, str]] = field(default_factory=list)
     zeros: list[Tensor] = field(default_factory=list)
@@ -77,9 +80,13 @@ class LabelTable:
         """These may be cut, but masked and shrunk will differ, for this reason."""
         self.inexact.append((codes, reason))
 
+    def has_slices(self, codes: Any) -> bool:
+        """Whether any of these is a slice of a parameter or buffer."""
+        return isinstance(codes, Tensor) and bool((labels_of(codes) < self.num_slices).any())
+
     def zeros_among(self, codes: Tensor) -> list[Tensor]:
         """Those of `zeros` that are found here, as long as no other tensor has met them and told how many they are."""
-        return [block for block in self.zeros if bool(torch.isin(block >> 1, codes >> 1).any())]
+        return [block for block in self.zeros if bool(torch.isin(labels_of(block), labels_of(codes)).any())]
 
     def mark(self, codes: Tensor, role: Role) -> None:
         self._roles.setdefault(role, []).append(codes)

@@ -90,6 +90,7 @@ class Watch(EagerMode):
         tensors = {id(t): (name, t) for name, t in reversed([*model.named_parameters(), *model.named_buffers()])}
         sizes = [size for _, tensor in reversed(tensors.values()) for size in tensor.shape]
         codes = iter(self.table.allocate(sum(sizes)).split(sizes))
+        self.table.num_slices = self.table.size
         for name, tensor in reversed(tensors.values()):
             axes: list[Axis] = [next(codes) for _ in tensor.shape]
             leaf = self.leaves[id(tensor)] = Leaf(name, tensor, State(axes, weights=True))

@@ -54,7 +54,8 @@ def reshape_block(call: Call, axes: list[Axis], before: list[int], after: list[i
     if not carried:
         uniform = all(axis is UNIFORM for axis in axes)
         return [UNIFORM if uniform or size == 1 else None for size in after]
-    widest = max(carried, key=lambda k: before[k])
+    # Rather channels of layers than zeros and what lies beside them, which may be frames.
+    widest = max(carried, key=lambda k: (call.table.has_slices(axes[k]), before[k]))
     for k in carried:
         if k != widest:
             call.freeze(axes[k], "is merged with another axis of channels")
@@ -161,7 +162,8 @@ def cat(call: Call) -> None:
     parts, sizes = [k[dim] for k in known], [t.shape[dim] for t in tensors]
     zeros = [part is UNIFORM and call.is_zero(t) for part, t in zip(parts, tensors, strict=True)]
     # Zeros beside an image are a state that will have channels; elsewhere they are rows of pixels or frames.
-    if any(isinstance(part, Tensor) for part in parts) or (dim == 1 and any(zeros)):
+    state = dim == 1 and any(zeros) and not any(isinstance(axis, Tensor) for axis in axes)
+    if state or any(isinstance(part, Tensor) for part in parts):
         beside = iter(zero_codes(call, [n for n, zero in zip(sizes, zeros, strict=True) if zero]))
         axes[dim] = join(
             call,
