@@ -255,6 +255,50 @@ def test_sum_that_starts_with_zeros() -> None:
     examine(Sandwich(summed, number=8), probe=True, expected={"first": 8})
 
 
+def plus_zeros(x: Tensor) -> Tensor:
+    return x + torch.zeros(x.shape, dtype=x.dtype)
+
+
+class Beside(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return plus_zeros(x)
+
+
+@pytest.mark.parametrize("number", [5, 8])
+def test_attribute_that_equals_several_widths_by_chance(number: int) -> None:
+    """Neither are the channels tied that it equals, nor do they stay where the output has as many."""
+    model = Sandwich(lambda m, x: plus_zeros(m.middle(plus_zeros(x)).relu()), number=number)
+    model.middle, model.last = nn.Conv2d(8, 8, 1), nn.Sequential(model.last, Beside())  # pyright: ignore
+    examine(model, expected={"first": 8, "middle": 8}, probe=True)
+    model = Video(Lstm)
+    model.last, model.number = nn.Sequential(nn.Conv2d(6, 6, 1), Beside()), 6  # pyright: ignore
+    graph = examine(model, VIDEO, expected={"cells.0.gates": 6, "cells.1.gates": 6}, probe=True)
+    assert {(a.module, a.attribute) for a in graph.attributes} == {("cells.0", "hidden"), ("cells.1", "hidden")}
+
+
+class Several(nn.Module):
+    """Three states, each with its own attribute, and one that only equals the last of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three, self.most = 5, 6, 7, 7
+        self.read = nn.ModuleList([nn.Conv2d(3, 5, 1), nn.Conv2d(5, 6, 1), nn.Conv2d(6, 7, 1)])
+        self.again = nn.ModuleList([nn.Conv2d(n, n, 1, bias=False) for n in (5, 6, 7)])
+        self.last = nn.Conv2d(7, 2, 1)
+
+    def forward(self, video: Tensor) -> Tensor:
+        states = [video.new_zeros(len(video), n, *video.shape[3:]) for n in (self.one, self.two, self.three)]
+        for x in video.unbind(1)[: self.most]:
+            for i, (read, again) in enumerate(zip(self.read, self.again, strict=True)):
+                x = states[i] = (read(x) + again(states[i])).tanh()
+        return self.last(states[-1])
+
+
+def test_one_attribute_too_many() -> None:
+    graph = examine(Several(), VIDEO, expected={"read.0": 5, "read.1": 6, "read.2": 7}, probe=True)
+    assert [a.attribute for a in graph.attributes] == ["one", "two", "three"]
+
+
 class Frames(nn.Module):
     """Frames that are late by two, with zeros in front: of features or of the images themselves."""
 

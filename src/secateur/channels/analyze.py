@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,18 +98,24 @@ def analyze(
     if computed:
         remedy = "torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm makes them plain"
         notes.append(f"weights that are computed in every pass may have to stay ({', '.join(computed)}): {remedy}")
-    graph = build_graph(watch, str(call), tuple(notes), calls)
+    build = partial(build_graph, watch, str(call), tuple(notes), calls)
+    graph = build()
     if not probe:
         return graph
     say("probing the cuts")
-    tried = Probe(model, graph, say)
-    plain = tried.plain()
+    tried = [Probe(model, graph, say)]
+    # An attribute that equals several numbers by chance ties, or even freezes, what has nothing to do with it.
+    untied = build(untied={(note.module, note.attribute) for note in watch.notes if tried[0].is_own(note.module)})
+    chance = untied.num_channels > graph.num_channels
+    tried = [Probe(model, untied, say), *tried] if chance else tried
+    plain = next((plain for attempt in tried if (plain := attempt.plain()) is not None), None)
     if plain is not None:
         return plain
-    needless = tried.needless()
+    tied = graph
+    needless = tried[0].needless(lambda attributes: build(untied=attributes) if chance else tied)
     if needless:
         watch.notes = [note for note in watch.notes if (note.module, note.attribute) not in needless]
-        graph = build_graph(watch, str(call), tuple(notes), calls)
+        graph = build()
     failures = Probe(model, graph, say).failures()
     if failures:
         for group in graph.groups:
@@ -117,7 +124,7 @@ def analyze(
                     axis = watch.leaf(member.tensor).state.axes[member.axis]
                     assert isinstance(axis, Tensor)
                     watch.table.freeze(axis[member.indices.reshape(-1)], failures[group.name])
-        graph = build_graph(watch, str(call), tuple(notes), calls)
+        graph = build()
     return graph
 
 

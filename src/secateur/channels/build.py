@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,9 +47,14 @@ class Slices:
         return [Role(role) for role in roles.tolist()]
 
 
-def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...], calls: Calls) -> ChannelGraph:
-    """The channel graph of a watched run."""
-    component = watch.table.channels(_ties_of_notes(watch))
+def build_graph(
+    watch: Watch, input_text: str, notes: tuple[str, ...], calls: Calls, untied: Set[tuple[str, str]] = frozenset()
+) -> ChannelGraph:
+    """The channel graph of a watched run.
+
+    untied: module and name of attributes that may equal several numbers by chance; the graph has each of these numbers.
+    """
+    component = watch.table.channels(_ties_of_notes(watch, untied))
     num_components = int(component.max()) + 1 if component.numel() else 0
     slices = Slices.of(watch, component)
     active = torch.zeros(num_components, dtype=torch.bool, device="cpu")
@@ -78,11 +84,12 @@ def build_graph(watch: Watch, input_text: str, notes: tuple[str, ...], calls: Ca
     wanted += [layer.codes for layer in (*gated, *barred)]
     found = iter(_channels_on(wanted, channel_of, component))
     products = [(p, tuple(next(found) for _ in p.axes)) for p in watch.products]
-    attributes: dict[tuple[str, str, int | None], SizeAttribute] = {}
-    for note, channels in zip(watch.notes, found, strict=False):
+    attributes: dict[Any, SizeAttribute] = {}
+    for number, (note, channels) in enumerate(zip(watch.notes, found, strict=False)):
         key = (note.module, note.attribute, note.position)
         if channels is not None:
-            attributes.setdefault(key, SizeAttribute(*key, size=note.codes.numel(), channels=channels))
+            place = number if key[:2] in untied else key
+            attributes.setdefault(place, SizeAttribute(*key, size=note.codes.numel(), channels=channels))
     sites = [replace(layer.site, channels=on) for layer in gated if (on := next(found)) is not None]
     obstacles = [(layer.obstacle or "", on) for layer in barred if (on := next(found)) is not None]
     zeros = channel_of[component[labels_of(torch.cat([*watch.table.zeros, component[:0]]))]]
@@ -167,11 +174,13 @@ def _inexact(watch: Watch, component: Tensor) -> dict[int, str]:
     return found
 
 
-def _ties_of_notes(watch: Watch) -> list[tuple[Tensor, Tensor]]:
+def _ties_of_notes(watch: Watch, untied: Set[tuple[str, str]]) -> list[tuple[Tensor, Tensor]]:
     """An attribute seen at several places has one value: what it counts there goes together."""
     first: dict[tuple[str, str, int | None], Tensor] = {}
     pairs = [
-        (first.setdefault((note.module, note.attribute, note.position), note.codes), note.codes) for note in watch.notes
+        (first.setdefault((note.module, note.attribute, note.position), note.codes), note.codes)
+        for note in watch.notes
+        if (note.module, note.attribute) not in untied
     ]
     return [(known, codes) for known, codes in pairs if known is not codes and known.shape == codes.shape]
 

@@ -28,6 +28,8 @@ from secateur.channels.shapes import ShapesOnly
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.channels.verify import compare, precision_for
 
+Attribute = tuple[str, str]
+"""Name of a module and of its attribute."""
 HIDES = 1e-3
 """Tensors with nothing larger in them would hide what is behind them."""
 
@@ -102,45 +104,55 @@ class Probe:
         graph = self._without(own)
         return graph if own and replace(self, graph=graph).passes() else None
 
-    def needless(self) -> set[tuple[str, str]]:
-        """Module and name of attributes that equal a number of channels by chance: what they count can be cut
-        without them.
+    def needless(self, untie: Callable[[set[Attribute]], ChannelGraph]) -> set[Attribute]:
+        """The attributes that equal a number of channels by chance: what they count can be cut without them.
+
+        untie: the graph in which these attributes tie nothing.
         """
-        kinds: dict[type[nn.Module], list[SizeAttribute]] = {}
+        kinds: dict[type[nn.Module], list[Attribute]] = {}
         for attribute in self._own_attributes:
-            kinds.setdefault(type(self.model.get_submodule(attribute.module)), []).append(attribute)
-        found: set[tuple[str, str]] = set()
+            kind = type(self.model.get_submodule(attribute.module))
+            kinds.setdefault(kind, []).append((attribute.module, attribute.attribute))
+        found: set[Attribute] = set()
         for alike in kinds.values():
-            names = list(dict.fromkeys(attribute.attribute for attribute in alike))
-            # As few as will do: two numbers of channels are usual, more are not worth the search.
+            names = list(dict.fromkeys(name for _, name in alike))
+            left: set[Attribute] = set()
+            # As few as will do: two numbers of channels are usual; of more, what can go one after the other.
             for kept in chain.from_iterable(combinations(names, count) for count in range(3)):
-                left = [attribute for attribute in alike if attribute.attribute not in kept]
-                if left and self._works_without(left):
-                    found |= {(attribute.module, attribute.attribute) for attribute in left}
+                left = {attribute for attribute in alike if attribute[1] not in kept}
+                if not left or self._works_without(left, untie(left)):
                     break
+            else:
+                left = set()
+                for name in names:
+                    more = left | {attribute for attribute in alike if attribute[1] == name}
+                    left = more if self._works_without(more, untie(more)) else left
+            found |= left
         return found
 
-    def _works_without(self, attributes: list[SizeAttribute]) -> bool:
-        """Whether what these count can be cut while they stay what they are."""
-        channels = torch.cat([attribute.channels for attribute in attributes])
-        groups = [g for g in self._groups if bool(((channels >= g.start) & (channels < g.start + g.size)).any())]
-        unequal, graph = unequal_amounts(self._groups), self._without(attributes)
+    def _works_without(self, attributes: set[Attribute], graph: ChannelGraph) -> bool:
+        """Whether what these count in this graph can be cut while they stay what they are."""
+        counting = [a for a in graph.attributes if (a.module, a.attribute) in attributes]
+        channels = torch.cat([torch.empty(0), *(a.channels for a in counting)])
+        tried = replace(self, graph=graph)
+        groups = [g for g in tried._groups if bool(((channels >= g.start) & (channels < g.start + g.size)).any())]
+        unequal, without = unequal_amounts(tried._groups), tried._without(counting)
         ways = [unequal[0], *([unequal[-1]] if leaves_one(groups, unequal[0]) else [])]
-        plans = [self._plan(groups, amounts, graph) for amounts in ways]
-        attempts = [self.runs] if self._is_meta else [self.runs, self.roughly_agrees]
+        plans = [tried._plan(groups, amounts, without) for amounts in ways]
+        attempts = [tried.runs] if tried._is_meta else [tried.runs, tried.roughly_agrees]
         return bool(groups) and all(attempt(plan) is None for plan in plans for attempt in attempts)
 
     def _without(self, attributes: list[SizeAttribute]) -> ChannelGraph:
         out = {id(attribute) for attribute in attributes}
         return replace(self.graph, attributes=tuple(a for a in self.graph.attributes if id(a) not in out))
 
+    def is_own(self, module: str) -> bool:
+        """Whether this is not one of torch's modules, whose layers know what they count."""
+        return not type(self.model.get_submodule(module)).__module__.startswith("torch.")
+
     @property
     def _own_attributes(self) -> list[SizeAttribute]:
-        """Those of modules that are not torch's, whose layers know what they count."""
-        kinds = [type(self.model.get_submodule(attribute.module)) for attribute in self.graph.attributes]
-        return [
-            a for a, kind in zip(self.graph.attributes, kinds, strict=True) if not kind.__module__.startswith("torch.")
-        ]
+        return [attribute for attribute in self.graph.attributes if self.is_own(attribute.module)]
 
     @property
     def _groups(self) -> list[ChannelGroup]:
