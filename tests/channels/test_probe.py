@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracle import assert_exact, masked, outputs, randomize_
-from sandwich import IMAGE, Sandwich, parameter, reasons, sizes
+from sandwich import IMAGE, Sandwich, examine, parameter, reasons, sizes
 from torch import Tensor, nn
 
 import secateur
@@ -309,6 +309,28 @@ class Deciding(nn.Module):
 def test_decisions_by_width(way: str, stay: set[str]) -> None:
     graph = secateur.analyze(randomize_(Deciding(way)), IMAGE)
     assert set(sizes(graph)) == {"stem", "left", "right", "conv", "wide"} - stay
+
+
+def swapped(m: Any, x: Tensor) -> Tensor:
+    """The attributes are as large as the parts, but nobody asks them."""
+    half = x.shape[1] // 2
+    low, high = x.split([half, x.shape[1] - half], 1)
+    return torch.cat([high, low], 1)
+
+
+def swapped_before(m: Any, x: Tensor) -> Tensor:
+    """One of the attributes is as large as something else, too."""
+    x = m.other(swapped(m, x))
+    return x.flatten(2).view(x.shape)
+
+
+@pytest.mark.parametrize("width", [7, 9, 11])
+def test_border_that_is_half_of_a_width(width: int) -> None:
+    low, high = width // 2, width - width // 2
+    examine(Sandwich(swapped, inner=width, width=width, low=low, high=high), expected={}, probe=True)
+    model = Sandwich(swapped_before, inner=low, width=width, low=low, high=high, other=nn.Conv2d(width, low, 1))
+    graph = examine(model, expected={"other": low}, probe=True)
+    assert reasons(graph)["first"] == "is split into parts of fixed, unequal size"
 
 
 class Head(nn.Module):

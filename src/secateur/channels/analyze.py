@@ -104,17 +104,18 @@ def analyze(
         return graph
     say("probing the cuts")
     tried = [Probe(model, graph, say)]
+    own = {(note.module, note.attribute) for note in watch.notes if tried[0].is_own(note.module)}
     # An attribute that equals several numbers by chance ties, or even freezes, what has nothing to do with it.
-    untied = build(untied={(note.module, note.attribute) for note in watch.notes if tried[0].is_own(note.module)})
+    untied = build(untied=own)
     chance = untied.num_channels > graph.num_channels
     tried = [Probe(model, untied, say), *tried] if chance else tried
     plain = next((plain for attempt in tried if (plain := attempt.plain()) is not None), None)
-    if plain is not None:
+    if plain is not None and not watch.unnamed_without(own):
         return plain
     tied = graph
-    needless = tried[0].needless(lambda attributes: build(untied=attributes) if chance else tied)
+    needless = own if plain is not None else tried[0].needless(lambda some: build(untied=some) if chance else tied)
     if needless:
-        watch.notes = [note for note in watch.notes if (note.module, note.attribute) not in needless]
+        watch.forget_notes(needless)
         graph = build()
     failures = Probe(model, graph, say).failures()
     if failures:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, combinations
+from typing import Literal
 
 import torch
 from torch import nn
@@ -26,10 +27,11 @@ from secateur.channels.plan import Plan
 from secateur.channels.rehearsal import run
 from secateur.channels.shapes import ShapesOnly
 from secateur.channels.shrink import copy_model, shrink_
+from secateur.channels.trace import Attribute
 from secateur.channels.verify import compare, precision_for
 
-Attribute = tuple[str, str]
-"""Name of a module and of its attribute."""
+Where = Literal["anywhere", "first", "last"]
+"""Which channels of a group are cut."""
 HIDES = 1e-3
 """Tensors with nothing larger in them would hide what is behind them."""
 
@@ -59,9 +61,9 @@ class Probe:
         attempts = deque(self._attempts())
         passed = 0
         while passed < len(attempts):
-            attempt, amounts = attempts[0]
+            attempt, amounts, where = attempts[0]
             groups = [group for group in self._groups if group.name not in found]
-            failed = self._search(groups, lambda some, a=attempt, n=amounts: a(self._plan(some, n)))
+            failed = self._search(groups, lambda some, a=attempt, n=amounts, w=where: a(self._plan(some, n, w)))
             found.update(failed)
             # What works together with others need not work without them.
             passed = 1 if failed else passed + 1
@@ -80,23 +82,30 @@ class Probe:
 
     def passes(self) -> bool:
         """Whether all groups can be cut."""
-        return all(attempt(self._plan(self._groups, amounts)) is None for attempt, amounts in self._attempts())
+        return all(attempt(self._plan(self._groups, n, where)) is None for attempt, n, where in self._attempts())
 
-    def _attempts(self) -> list[tuple[Callable[[Plan], Failure | None], Amounts]]:
-        """Ways to try a cut, and how much to cut of each group: a single channel, then more or less of each than of its
-        like; then a comparison in numbers, and whether the code goes the same way at other widths.
+    def _attempts(self) -> list[tuple[Callable[[Plan], Failure | None], Amounts, Where]]:
+        """Ways to try a cut, how much to cut of each group, and where: a single channel, then more or less of each than
+        of its like; then a comparison in numbers, and whether the code goes the same way at other widths.
         """
         unequal, equal = unequal_amounts(self._groups), equal_widths(self._groups)
         apart = [amounts for amounts in parted(unequal[0], self.graph.padded) if any(amounts.values())]
-        shapes = [(self.runs, dict.fromkeys(equal, 1)), (self.runs, unequal[-1])]
+        compared = [*unequal[:-1], *apart]
+        shapes: list[Amounts] = [dict.fromkeys(equal, 1), unequal[-1]]
         if self._is_meta:
-            return [*shapes, *((self.runs, amounts) for amounts in (*unequal[:-1], equal, *apart))]
-        alike = [(self.roughly_agrees, equal)] if any(equal.values()) else []
+            return [(self.runs, amounts, "anywhere") for amounts in (*shapes, *compared, equal)]
+        alike = [equal] if any(equal.values()) else []
         if leaves_one(self._groups, unequal[0]):
-            alike.append((self.roughly_agrees, unequal[-1]))
+            alike.append(unequal[-1])
         ways = other_ways(self._groups, self.graph.frozen, self.graph.shapes)
-        others = [(self.goes_alike, amounts) for amounts in ways if any(amounts.values())]
-        return [*shapes, *((self.agrees, amounts) for amounts in (*unequal[:-1], *apart)), *alike, *others]
+        return [
+            *((self.runs, amounts, "anywhere") for amounts in shapes),
+            *((self.agrees, amounts, "anywhere") for amounts in compared),
+            # Code that puts zeros elsewhere at another width may be right by luck where groups are cut anywhere.
+            *((self.roughly_agrees, unequal[0], where) for where in ("first", "last") if self.graph.padded),
+            *((self.roughly_agrees, amounts, "anywhere") for amounts in alike),
+            *((self.goes_alike, amounts, "anywhere") for amounts in ways if any(amounts.values())),
+        ]
 
     def plain(self) -> ChannelGraph | None:
         """The graph without attributes, but those of torch's own layers, if all groups can be cut without."""
@@ -138,7 +147,7 @@ class Probe:
         groups = [g for g in tried._groups if bool(((channels >= g.start) & (channels < g.start + g.size)).any())]
         unequal, without = unequal_amounts(tried._groups), tried._without(counting)
         ways = [unequal[0], *([unequal[-1]] if leaves_one(groups, unequal[0]) else [])]
-        plans = [tried._plan(groups, amounts, without) for amounts in ways]
+        plans = [replace(tried, graph=without)._plan(groups, amounts) for amounts in ways]
         attempts = [tried.runs] if tried._is_meta else [tried.runs, tried.roughly_agrees]
         return bool(groups) and all(attempt(plan) is None for plan in plans for attempt in attempts)
 
@@ -162,13 +171,17 @@ class Probe:
     def _is_meta(self) -> bool:
         return next(self.model.parameters()).device.type == "meta"
 
-    def _plan(self, groups: Sequence[ChannelGroup], amounts: Amounts, graph: ChannelGraph | None = None) -> Plan:
+    def _plan(self, groups: Sequence[ChannelGroup], amounts: Amounts, where: Where = "anywhere") -> Plan:
         generator = torch.Generator().manual_seed(len(groups))
         kept = self.graph.all_kept()
         for group in groups:
-            some = torch.randperm(group.size, generator=generator, device="cpu")[: amounts[group.name]]
-            kept[group.start + some] = False
-        return Plan(graph or self.graph, kept)
+            order = torch.arange(group.size, device="cpu")
+            if where == "anywhere":
+                order = torch.randperm(group.size, generator=generator, device="cpu")
+            elif where == "last":
+                order = order.flip(0)
+            kept[group.start + order[: amounts[group.name]]] = False
+        return Plan(self.graph, kept)
 
     def runs(self, plan: Plan) -> Failure | None:
         """Whether the shrunk network runs."""

@@ -35,6 +35,10 @@ class Leaf:
     used: bool = False
 
 
+Attribute = tuple[str, str]
+"""Name of a module and of its attribute."""
+
+
 @dataclass
 class SizeNote:
     """An attribute of a module that equals the number of channels on some axis."""
@@ -75,6 +79,8 @@ class Watch(EagerMode):
         """Whether code may run differently in training mode."""
         self.products: list[Product] = []
         self.notes: list[SizeNote] = []
+        self.borders: list[tuple[Tensor, str, list[set[Attribute]], int]] = []
+        """Channels that stay, and why, if of these sets of attributes more than so many count nothing after all."""
         self.squeezed: list[Tensor] = []
         """Axes that would vanish with all but one index gone."""
         self.failures: list[str] = []
@@ -210,37 +216,53 @@ class Watch(EagerMode):
         leaf = self._origin(tensor)
         return leaf.tensor if leaf is not None else tensor
 
-    def note_size(self, axis: Axis, size: int, around: bool = False) -> bool:
-        """Note attributes of the running module that equal this number of channels; whether there are any.
+    def note_size(self, axis: Axis, size: int, around: bool = False) -> set[Attribute]:
+        """Note attributes of the running module that equal this number of channels.
 
         around: those of the modules that it runs in, too.
         """
-        any_found = False
+        noted: set[Attribute] = set()
         for module in self._stack if around else self._stack[-1:]:
             # What torch's layers keep about the shape of their weight follows the weight.
             own = LAYER_SIZES if isinstance(module, (_ConvNd, nn.Linear)) else ()
             found = [n for n, value in vars(module).items() if type(value) is int and value == size and n not in own]
-            any_found |= bool(found)
             if isinstance(axis, Tensor):
-                self._note(module, found, None, axis)
-        return any_found
+                noted |= self._note(module, found, None, axis)
+        return noted
 
-    def note_sizes(self, axes: list[Axis], sizes: list[int]) -> bool:
+    def note_sizes(self, axes: list[Axis], sizes: list[int]) -> set[Attribute]:
         """The same for attributes that are lists or tuples of sizes."""
         found = [
             name
             for name, value in vars(self._stack[-1]).items()
             if isinstance(value, (list, tuple)) and all(type(v) is int for v in value) and list(value) == sizes
         ]
+        noted: set[Attribute] = set()
         for position, axis in enumerate(axes):
             if isinstance(axis, Tensor):
-                self._note(self._stack[-1], found, position, axis)
-        return bool(found)
+                noted |= self._note(self._stack[-1], found, position, axis)
+        return noted
 
-    def _note(self, module: nn.Module, attributes: list[str], position: int | None, codes: Tensor) -> None:
+    def _note(self, module: nn.Module, attributes: list[str], position: int | None, codes: Tensor) -> set[Attribute]:
         name = self.modules.get(id(module))
-        if name is not None:
-            self.notes.extend(SizeNote(name, attribute, position, codes) for attribute in attributes)
+        if name is None:
+            return set()
+        self.notes.extend(SizeNote(name, attribute, position, codes) for attribute in attributes)
+        return {(name, attribute) for attribute in attributes}
+
+    def unnamed_without(self, attributes: set[Attribute]) -> list[tuple[Tensor, str]]:
+        """Channels with a border between them that only these attributes could tell, and the reason why they stay."""
+        return [
+            (codes, reason)
+            for codes, reason, named, spare in self.borders
+            if sum(names <= attributes for names in named) > spare
+        ]
+
+    def forget_notes(self, attributes: set[Attribute]) -> None:
+        """These equal a number of channels by chance."""
+        for codes, reason in self.unnamed_without(attributes):
+            self.table.freeze(codes, reason)
+        self.notes = [note for note in self.notes if (note.module, note.attribute) not in attributes]
 
     @contextmanager
     def following_modules(self) -> Iterator[None]:

@@ -45,9 +45,11 @@ def split_codes(call: Call, axis: Axis, sizes: list[int]) -> list[Axis]:
         call.watch.note_sizes(parts, sizes)
     else:
         listed = call.watch.note_sizes(parts, sizes)
-        named = [call.watch.note_size(part, size) for part, size in zip(parts, sizes, strict=True)]
-        if not listed and not all(named):
-            call.freeze(axis, "is split into parts of fixed, unequal size")
+        named = [listed | call.watch.note_size(part, size) for part, size in zip(parts, sizes, strict=True)]
+        reason = "is split into parts of fixed, unequal size"
+        if not all(named):
+            call.freeze(axis, reason)
+        call.watch.borders.append((axis, call.watch.located(reason), named, 1))  # one is what the others leave
     return parts
 
 
@@ -93,10 +95,13 @@ def _part(call: Call, codes: Tensor, start: int, end: int) -> Axis:
         note(codes[start:end], count)
         tie_parts(call, codes, count)
         return codes[start:end]
+    reason = "is sliced at fixed positions"
     for border in {start, end} - {0, length}:
-        if not (note(codes[:border], border) or note(codes[border:], length - border) or note(codes[start:end], count)):
-            call.freeze(codes, "is sliced at fixed positions")
+        named = note(codes[:border], border) or note(codes[border:], length - border) or note(codes[start:end], count)
+        if not named:
+            call.freeze(codes, reason)
             return None
+        call.watch.borders.append((codes, call.watch.located(reason), [named], 0))
     return codes[start:end]
 
 
