@@ -1,14 +1,17 @@
 """Tasks: losses and metrics against a second computation."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from secateur import InvalidTask, Task, classification, segmentation
+from secateur.training.batches import count
 
 
 class Fixed(nn.Module):
@@ -139,6 +142,38 @@ def test_batches_and_outputs_of_another_kind() -> None:
     pair = type("Pair", (Fixed,), {"forward": lambda self, x: (x, x)})()
     with pytest.raises(InvalidTask, match="the model gives a tuple instead of one tensor of scores"):
         classification([]).loss(pair, (torch.eye(4), torch.arange(4)))
+
+
+class Stream(IterableDataset):
+    """Examples without a number of them."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return zip(torch.eye(4), range(4), strict=True)
+
+
+def test_test_data_without_a_length() -> None:
+    loader = DataLoader(Stream(), batch_size=3)
+    for task in (classification([], loader), segmentation([], loader, num_classes=4)):
+        assert next(iter(task.metrics(Fixed()).values())) == 100
+
+
+@pytest.mark.parametrize("label", [3, torch.tensor(3)])
+def test_examples_in_the_place_of_batches(label: Any) -> None:
+    with pytest.raises(InvalidTask, match="got one and its label: put a DataLoader around the data"):
+        classification([]).loss(Fixed(), (torch.eye(4)[3], label))
+
+
+def test_what_is_no_data_and_what_is_no_function() -> None:
+    batches: Any = [(torch.eye(4), torch.arange(4))]
+    function: Any = lambda: iter(batches)  # noqa: E731
+    with pytest.raises(InvalidTask, match="test data must be a DataLoader or a list of batches, got function"):
+        classification(batches, function)
+    with pytest.raises(InvalidTask, match="training data must be a DataLoader or a list of batches, got function"):
+        count(function)
+    with pytest.raises(InvalidTask, match="loss is a function of the model and a batch, got list"):
+        Task(function, batches)
+    with pytest.raises(InvalidTask, match="evaluate is a function of the model, got list"):
+        Task(batches, function, batches)
 
 
 def test_any_loss_and_any_metric() -> None:

@@ -93,7 +93,9 @@ def count(batches: Iterable[Any]) -> int:
 
 
 def check_repeats(batches: Iterable[Any] | None, what: str) -> None:
-    """Raise for a generator and its like."""
+    """Raise for a generator and its like, and for what holds no batches at all."""
+    if batches is not None and not any(hasattr(batches, name) for name in ("__iter__", "__getitem__")):
+        raise InvalidTask(f"the {what} data must be a DataLoader or a list of batches, got {type(batches).__name__}")
     if isinstance(batches, Iterator):
         raise InvalidTask(f"the {what} data can be gone through only once: pass a DataLoader or a list")
 

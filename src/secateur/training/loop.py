@@ -243,7 +243,9 @@ class Trainer:
 def check_loss(loss: Any) -> None:
     """Raise unless this can be trained on."""
     if not isinstance(loss, Tensor):
-        raise InvalidTask(f"the loss must be a tensor, got {type(loss).__name__}: return it without .item()")
+        raise InvalidTask(
+            f"the loss must be a tensor, got {type(loss).__name__}: return it without .item(), and of several the sum"
+        )
     if loss.dim() != 0:
         raise InvalidTask(f"the loss must be a scalar, got shape {tuple(loss.shape)}: reduce it, e.g. with .mean()")
     if not loss.requires_grad:

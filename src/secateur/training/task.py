@@ -31,6 +31,12 @@ class Task:
     loss: Loss
     evaluate: Evaluate | None = None
 
+    def __post_init__(self) -> None:
+        for name, of in (("loss", "the model and a batch"), ("evaluate", "the model")):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise InvalidTask(f"{name} is a function of {of}, got {type(value).__name__}")
+
     def metrics(self, model: nn.Module) -> dict[str, float]:
         """The numbers of `evaluate`; none without it."""
         if self.evaluate is None:
@@ -76,8 +82,9 @@ def classification(
         return F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
+        assert test is not None
         right = among = total = summed = 0.0
-        for batch in on_device(test or (), model):
+        for batch in on_device(test, model):
             images, labels = pair(batch)
             logits = output_of(model, images)
             check(labels, logits, -100)
@@ -119,8 +126,9 @@ def segmentation(
         return F.cross_entropy(logits, labels, ignore_index=ignore_index)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
+        assert test is not None
         counts: Tensor | None = None
-        for batch in on_device(test or (), model):
+        for batch in on_device(test, model):
             images, labels = pair(batch)
             logits = output_of(model, images)
             check(labels, logits[:, :num_classes], ignore_index)
@@ -146,6 +154,8 @@ def pair(batch: Any) -> tuple[Any, Tensor]:
     """Images and labels, from a pair or a dict of that kind; labels of any whole numbers are made long."""
     if isinstance(batch, Mapping) and len(batch) == 2:
         batch = tuple(batch.values())
+    if isinstance(batch, (tuple, list)) and len(batch) == 2 and _is_one(batch[1]):
+        raise InvalidTask("a batch must hold several images, got one and its label: put a DataLoader around the data")
     if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
         raise InvalidTask(
             f"a batch must be images and labels, got {type(batch).__name__}; for other batches write "
@@ -153,6 +163,10 @@ def pair(batch: Any) -> tuple[Any, Tensor]:
         )
     images, labels = batch
     return images, labels if labels.is_floating_point() else labels.long()
+
+
+def _is_one(label: Any) -> bool:
+    return isinstance(label, int) or (isinstance(label, Tensor) and not label.dim())
 
 
 def output_of(model: nn.Module, images: Any) -> Tensor:
