@@ -324,7 +324,7 @@ def test_the_baseline_is_not_needed_once_all_is_done(reproduce: Call, tmp_path: 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (["--epochs-scale", "0.5"], "tick_removes, tock_epochs, finetune_epochs"),
+        (["--epochs-scale", "0.5"], "tick_removes, ticks_per_tock, tock_epochs, finetune_epochs"),
         (["--batch-size", "7"], "batch_size"),
         (["--erase", "2"], "erase"),
         (["--width", "0.5"], "width"),

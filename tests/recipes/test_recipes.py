@@ -262,7 +262,7 @@ def test_a_rehearsal_is_shorter_and_otherwise_the_same(name: str, scale: float) 
         assert rehearsal.tock_epochs == max(1, round(scale * settings.tock_epochs))
         assert rehearsal.finetune_epochs == max(1, round(scale * settings.finetune_epochs))
         assert rehearsal.tick_removes == pytest.approx(min(settings.tick_removes / scale, 0.3))
-        same = {"tock_epochs": 1, "finetune_epochs": 1, "tick_removes": 0.5}
+        same = {"ticks_per_tock": 1, "tock_epochs": 1, "finetune_epochs": 1, "tick_removes": 0.5}
         assert rehearsal.but(**same) == settings.but(**same)
 
 
@@ -272,6 +272,15 @@ def test_a_rehearsal_has_so_many_times_the_ticks(scale: float) -> None:
     # n Ticks leave (1 - share) ** n of the filters.
     ticks, fewer = (math.log(0.5) / math.log(1 - s.tick_removes) for s in (whole, scaled(whole, scale)))
     assert fewer == pytest.approx(scale * ticks, rel=0.05)
+
+
+@pytest.mark.parametrize("scale", [0.001, 0.1, 0.5, 3.0])
+def test_tocks_of_a_rehearsal_are_no_fewer(scale: float) -> None:
+    whole = TickTock(keep_filters=0.5, tick_removes=0.01)
+    rehearsal = scaled(whole, scale)
+    # Between two Tocks the same share of the filters goes, or that of one Tick if it is more.
+    assert rehearsal.ticks_per_tock == max(1, round(0.1 / rehearsal.tick_removes))
+    assert scaled(TickTock.tick_only(keep_macs=0.5), scale).ticks_per_tock == 0
 
 
 def test_at_full_length_nothing_changes() -> None:

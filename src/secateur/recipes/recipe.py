@@ -86,25 +86,27 @@ class Recipe:
 
 
 def scaled(settings: TickTock, scale: float) -> TickTock:
-    """A run about so many times as long: in its epochs, and in the number of its Ticks.
+    """A run about so many times as long: in its epochs, and in the number of its Ticks; Tocks come as often as before.
 
     >>> rehearsal = scaled(TickTock(keep_macs=0.4, tick_removes=0.002), 0.01)
-    >>> rehearsal.tick_removes, rehearsal.tock_epochs, rehearsal.finetune_epochs
-    (0.2, 1, 1)
+    >>> rehearsal.tick_removes, rehearsal.ticks_per_tock, rehearsal.tock_epochs, rehearsal.finetune_epochs
+    (0.2, 1, 1, 1)
     """
     if scale == 1:
         return settings
     epochs = stretched(settings.tock_epochs, scale)
     once = settings.tick_removes == 1
+    removes = 1.0 if once else min(max(LARGEST_TICK, settings.tick_removes), settings.tick_removes / scale)
     return settings.but(
-        tick_removes=1.0 if once else min(max(LARGEST_TICK, settings.tick_removes), settings.tick_removes / scale),
+        tick_removes=removes,
+        ticks_per_tock=stretched(settings.ticks_per_tock, settings.tick_removes / removes),
         tock_epochs=epochs,
         finetune_epochs=stretched(settings.finetune_epochs, scale),
     )
 
 
-def stretched(epochs: int, scale: float) -> int:
-    """So many times the epochs: one at least, but none of none."""
+def stretched(number: int, scale: float) -> int:
+    """So many times the epochs or Ticks: one at least, but none of none."""
     if not scale > 0:
         raise InvalidSetting(f"epochs_scale must be above 0, got {scale}")
-    return max(1, round(epochs * scale)) if epochs > 0 else epochs
+    return max(1, round(number * scale)) if number > 0 else number
