@@ -324,14 +324,55 @@ def test_a_wrong_optimizer_score_or_order_of_calls_changes_nothing() -> None:
     lacking = lambda: pruner.prune(fraction=0.5, optimizer=optimizer)  # noqa: E731
     check_untouched(pruner, lacking, secateur.InvalidOptimizer, r"lacks 2 gates, '1\.gate_phi' first")
 
-    class Broken(Fixed):
-        def end(self) -> torch.Tensor:
-            return super().end() * float("nan")
-
-    broken = small_pruner(Broken())
-    check_untouched(broken, lambda: broken.prune(0.5), secateur.InvalidSetting, "one number, not NaN, for each of the")
     with pytest.raises(secateur.UnknownName, match="no rank 'score_per_macs'; did you mean 'score_per_mac'"):
         small_pruner(rank="score_per_macs")
+
+
+class Given(Score):
+    """Gives what it was given."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def end(self) -> torch.Tensor:
+        return self.values
+
+
+@pytest.mark.parametrize(
+    ("values", "got"),
+    [
+        ([0.5] * 14, "got list;"),
+        (None, "got NoneType;"),
+        (torch.rand(13), r"got Tensor of torch\.float32 and shape \(13,\);"),
+        (torch.rand(14, 1), r"shape \(14, 1\);"),
+        (torch.rand(14).to(torch.complex64), "complex64"),
+        (torch.arange(14.0).div(0), "the score Given is NaN for 1 of the 14 channels"),
+    ],
+)
+def test_what_is_no_score_is_told_by_name(values: Any, got: str) -> None:
+    pruner = small_pruner(Given(values))
+    check_untouched(
+        pruner, lambda: pruner.prune(0.5), secateur.InvalidSetting, "score Given .*" + got.split("Given ")[-1]
+    )
+
+
+@pytest.mark.parametrize(
+    "change", [torch.Tensor.half, torch.Tensor.long, lambda t: t.requires_grad_(), lambda t: t - 99]
+)
+def test_scores_are_numbers_of_any_kind(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    pruner = small_pruner(Given(change(torch.arange(14.0))))
+    pruner.prune(fraction=0.2)
+    assert pruner.kept.tolist() == [False] * 3 + [True] * 11
+
+
+def test_negative_scores_cannot_be_divided_by_what_is_saved() -> None:
+    pruner = small_pruner(Given(torch.arange(14.0) - 3), rank="score_per_mac")
+    check_untouched(pruner, lambda: pruner.prune(0.5), secateur.InvalidSetting, "rank=score_per_mac .* scores, as -3: ")
+
+
+def test_a_score_without_an_end_is_named() -> None:
+    with pytest.raises(NotImplementedError, match="Score does not say what channels are worth"):
+        small_pruner(Score()).prune(0.5)
 
 
 def test_an_unreachable_budget_says_how_far_it_goes_and_why() -> None:

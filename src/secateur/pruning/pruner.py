@@ -16,7 +16,7 @@ from secateur.channels.plan import Plan
 from secateur.errors import InvalidModel, InvalidOptimizer, InvalidSetting
 from secateur.pruning.gates import FilterScale, Gates, insert_gates_, merge_gates_
 from secateur.pruning.latency import LatencyTable
-from secateur.pruning.scores import Score, Taylor, make_score
+from secateur.pruning.scores import Score, Taylor, checked, make_score
 from secateur.pruning.select import (
     Budget,
     Limits,
@@ -182,7 +182,8 @@ class Pruner:
             raise InvalidSetting("the score has seen no gradient: call observe() after loss.backward()")
         if observed and self.skipped == observed:
             raise InvalidSetting(f"none of the {observed} gradients that the score has seen was finite")
-        worth = ranked(self.graph, self.kept, self.agree(self.score.end()), self.rank, self.latency, self.rank_power)
+        scores = checked(self.score, self.agree(self.score.end()), self.kept)
+        worth = ranked(self.graph, self.kept, scores, self.rank, self.latency, self.rank_power)
         quota = None
         if fraction is not None:
             gated = filters_per_channel(self.graph)[self.kept & self.gates.removable]

@@ -37,7 +37,7 @@ class Score:
 
     def end(self) -> Tensor:
         """The score of every channel of the graph; what it says of channels already removed does not matter."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say what channels are worth: write its end()")
 
     def close(self) -> None:
         """Leave nothing behind in the model."""
@@ -82,6 +82,21 @@ def make_score(score: str | Score) -> Score:
     if score not in SCORES:
         raise unknown_name("score", score, list(SCORES))
     return SCORES[score]()
+
+
+def checked(score: Score, values: Tensor, kept: Tensor) -> Tensor:
+    """What a score has given, on the CPU in double precision; raise unless every channel that is left has a number."""
+    name = type(score).__name__
+    if not isinstance(values, Tensor) or values.shape != kept.shape or values.is_complex():
+        shape = f" of {values.dtype} and shape {tuple(values.shape)}" if isinstance(values, Tensor) else ""
+        raise InvalidSetting(
+            f"end() of the score {name} must give a tensor with one number for each of the {kept.numel()} channels of "
+            f"the graph, got {type(values).__name__}{shape}; gates.per_channel makes one"
+        )
+    values = values.detach().double().cpu()
+    if missing := int(values[kept].isnan().sum()):
+        raise InvalidSetting(f"the score {name} is NaN for {missing} of the {int(kept.sum())} channels that are left")
+    return values
 
 
 @register("taylor")

@@ -135,12 +135,15 @@ def ranked(
     power: float = 1.0,
 ) -> Tensor:
     """The scores, divided by (a power of) what each channel would save now if so asked."""
-    if scores.shape != kept.shape or bool(scores[kept].isnan().any()):
-        raise InvalidSetting(f"a score gives one number, not NaN, for each of the {kept.numel()} channels")
     if rank == "score":
         return scores.double()
     if rank not in RANKS:
         raise unknown_name("rank", rank, RANKS)
+    if bool((scores[kept] < 0).any()):
+        raise InvalidSetting(
+            f"rank={rank} divides scores by what a channel saves, which would favour the wrong ones among negative "
+            f"scores, as {float(scores[kept].min()):.3g}: rank by score, or give none below zero"
+        )
     if rank == "score_per_microsecond":
         if table is None:
             raise InvalidSetting(f"{rank} needs to know what layers take: latency=measure_latency(model, example)")
