@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from small import CLASSES, batches, on_a, prepared, quick
 from torch import Tensor, nn
 
 import secateur
-from secateur import Diverged, Event, FineTune, Finished, Task, Tick, TickTock, Tock
+from secateur import Diverged, Event, FineTune, Finished, InvalidSetting, Task, Tick, TickTock, Tock
 from secateur.ticktock.run import Run
 
 
@@ -351,6 +352,18 @@ def test_chance_follows_the_seed() -> None:
     net, graph, task = prepared()
     kept = [quick(score="random", seed=seed)(net, graph, task).plan.kept.tolist() for seed in (0, 0, 1)]
     assert kept[0] == kept[1] != kept[2]
+
+
+@pytest.mark.parametrize(
+    ("state", "got"), [({"total": None}, "NoneType for 'total'"), ({"count": 3}, "int for 'count'"), ({}, "none")]
+)
+def test_a_score_that_could_not_go_on_is_refused_at_once(state: dict[str, Any], got: str, tmp_path: Path) -> None:
+    score: Any = type("Mine", (secateur.Score,), {"state": lambda self: state})()
+    settings, given = quick(score=score), prepared()
+    with pytest.raises(InvalidSetting, match=rf"state\(\) of the score Mine must give tensors .*, got {got}"):
+        settings.steps(*given, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+    settings.steps(*given)
 
 
 def test_rates_do_not_go_below_zero_if_there_are_more_batches_than_told() -> None:

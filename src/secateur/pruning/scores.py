@@ -58,6 +58,17 @@ def zero_(state: dict[str, Tensor]) -> None:
         tensor.zero_()
 
 
+def check_state(score: Score) -> None:
+    """Raise for a score that has just begun whose state could not be filled again."""
+    state = score.state()
+    wrong = [f"{type(value).__name__} for {key!r}" for key, value in state.items() if not isinstance(value, Tensor)]
+    if wrong or (not state and type(score).state is not Score.state):
+        raise InvalidSetting(
+            f"state() of the score {type(score).__name__} must give tensors that begin() has made, got "
+            f"{wrong[0] if wrong else 'none'}: a run that goes on from a checkpoint writes into them"
+        )
+
+
 Kind = TypeVar("Kind", bound=type[Score])
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from secateur.errors import DamagedRun, InvalidSetting
+from secateur.pruning.scores import check_state
 from secateur.pruning.select import UNITS
 from secateur.ticktock.events import Event, Finished, from_dict
 from secateur.training.checkpoint import REFUSALS, RunFolder, read_checkpoint, read_config
@@ -50,6 +51,7 @@ class Record:
     """Writes down a run as it goes, and puts one that was stopped back where it was."""
 
     def __init__(self, run: Run, path: str | Path, about: dict[str, Any], say: Callable[[str], None]) -> None:
+        check_state(run.pruner.score)
         self.run = run
         self.path = Path(path)
         self.folder = RunFolder(path, say=say) if run.world.leads else None
