@@ -177,6 +177,8 @@ def test_what_is_read_off_a_curve() -> None:
     path = reports.path_of(events)
     assert [reports.at(path, share).value for share in (10, 20, 40, 60)] == [90.0, 70.0, 70.0, 60.0]
     assert reports.at(path, 20).macs == pytest.approx(25)
+    row = reports.table_of_rankings({"taylor": path})[1][0]
+    assert row[:3] == ["taylor", "70.00 (75% MACs left)", "70.00 (only 20% removed, 75% MACs left)"]
 
 
 def test_a_page_without_runs_says_so() -> None:
