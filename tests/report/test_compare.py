@@ -9,6 +9,7 @@ from typing import Any
 
 from looking import open_report
 
+from secateur.pruning.scores import SCORES
 from secateur.results.report.page import render
 from secateur.results.report.read import read_runs
 from secateur.results.report.tables import make_cards
@@ -29,6 +30,16 @@ def figures_of(page: str) -> dict[str, Any]:
 def shown(page: str) -> list[str]:
     """The charts that there is something to see in."""
     return [name for name, figure in figures_of(page).items() if figure["data"]]
+
+
+def test_as_many_runs_as_there_are_scores_have_colours_of_their_own(runs: dict[str, Path]) -> None:
+    page = render(read_runs([runs["taylor"]] * (len(SCORES) + 1)))
+    colours = [trace["line"]["color"] for trace in figures_of(page)["metric-0"]["data"]]
+    assert len(set(colours)) == len(SCORES) + 1
+    for colour in colours:
+        dark_and_light = re.findall(rf"{colour}: (#\w+);", page)
+        assert len(set(dark_and_light)) == 2
+        assert f"background: var({colour})" in page
 
 
 def test_two_runs_side_by_side(browser: Any, runs: dict[str, Path], tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from secateur.results.report.words import markup
 
-NUM_COLOURS = 6
+NUM_COLOURS = 10
+"""Enough for every score beside one of the user's own."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from secateur.extras import import_extra
 from secateur.results.atomic import write
-from secateur.results.report.charts import Chart
+from secateur.results.report.charts import Chart, colour
 from secateur.results.report.progress import progress_charts
 from secateur.results.report.read import Run, read_runs
 from secateur.results.report.removals import removal_charts
@@ -92,6 +92,7 @@ def _figures(sections: Sequence[Section]) -> dict[str, Any]:
 def _fill(template: str, runs: Sequence[Run], sections: Sequence[Section], live: bool, **about: Any) -> str:
     contents = {
         "runs": runs,
+        "colour": colour,
         "sections": sections,
         "live": live,
         "cards": make_cards(runs),
