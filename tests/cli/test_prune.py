@@ -244,7 +244,10 @@ def test_quiet_says_nothing_and_json_is_all_of_stdout(tmp_path: Path) -> None:
 def test_resume_of_what_is_no_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     status, out, err = call(capsys, "resume", str(tmp_path))
     assert (status, out) == (2, "")
-    assert err == f"secateur: {tmp_path} is not a run: it has no config.json\n"
+    assert err == (
+        f"secateur: {tmp_path} is not a run: it has no config.json; name the run's own folder, or "
+        "give the command that begins it\n"
+    )
 
 
 def test_a_run_that_was_started_from_python(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -195,6 +195,9 @@ def test_floors_of_unknown_layers_and_out_of_range_are_refused() -> None:
     for wrong in ({"min_channels": 0}, {"multiple_of": 0}, {"min_ratio": 1.5}, {"min_ratio": float("nan")}):
         with pytest.raises(secateur.InvalidSetting):
             Limits(**wrong)
+    for value in (-1, 1.5, float("nan"), float("inf"), "all", None):
+        with pytest.raises(secateur.InvalidSetting, match=rf"a share of them \(0\.5\), got {value!r}"):
+            Limits(at_least={"layer0": value}).floors(graph)  # pyright: ignore
 
 
 def test_a_quota_counts_filters_and_takes_one_step_at_least() -> None:
@@ -381,5 +384,7 @@ def test_an_unreachable_budget_says_how_far_it_goes_and_why() -> None:
         r"keep_filters=0\.3 cannot be reached: with every group at its floor 56\.2% of the filters are left.* keeps "
     )
     check_untouched(pruner, lambda: pruner.prune(keep_filters=0.3), secateur.UnreachableBudget, message + "4 of 8")
+    held = small_pruner(Fixed(), at_least={"*": 1.0})
+    check_untouched(held, lambda: held.prune(keep_filters=0.3), secateur.UnreachableBudget, "or at_least$")
     assert pruner.prune(keep_filters=0.57).met
     assert [int(pruner.kept[:8].sum()), int(pruner.kept[8:].sum())] == [4, 3]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -88,8 +89,8 @@ class Limits:
 
 def _count(wanted: float, size: int) -> int:
     """A number of channels, from a share (a float up to 1.0) or from the number itself."""
-    if wanted < 0 or (wanted > 1 and wanted != int(wanted)):
-        raise InvalidSetting(f"at_least takes a number of channels (8), or a share of them (0.5), got {wanted}")
+    if not isinstance(wanted, Real) or not 0 <= wanted < math.inf or (wanted > 1 and wanted != int(wanted)):
+        raise InvalidSetting(f"at_least takes a number of channels (8), or a share of them (0.5), got {wanted!r}")
     return math.ceil(wanted * size - 1e-9) if isinstance(wanted, float) and wanted <= 1 else int(wanted)
 
 
@@ -121,8 +122,8 @@ def check_reachable(graph: ChannelGraph, budget: Budget, floors: Tensor) -> None
     floors_text = f" The floors that hold most: {listed}." if listed else ""
     raise UnreachableBudget(
         f"keep_{budget.kind}={budget.share:g} cannot be reached: with every group at its floor {left / whole:.1%} of "
-        f"the {UNITS[budget.kind]} are left.{floors_text} Remedy: keep more, or lower min_channels, min_ratio or "
-        "multiple_of"
+        f"the {UNITS[budget.kind]} are left.{floors_text} Remedy: keep more, or lower min_channels, min_ratio, "
+        "multiple_of or at_least"
     )
 
 

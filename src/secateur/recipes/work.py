@@ -187,7 +187,9 @@ def reopen(out: Path) -> tuple[Order, TickTock, Engine]:
         for name, what in ((AGAIN, "training the whole network once more"), (BASELINE, "its baseline")):
             if (out / name / "config.json").exists():
                 raise InvalidSetting(f"{out} was still at {what}: give the same command as before to go on")
-        raise InvalidSetting(f"{out} is not a run: it has no config.json")
+        raise InvalidSetting(
+            f"{out} is not a run: it has no config.json; name the run's own folder, or give the command that begins it"
+        )
     config = read_config(out)
     if "order" not in config:
         raise InvalidSetting(
