@@ -51,7 +51,7 @@ class Pruner:
     """Gates on a model that you train yourself. The model is changed in place, and is yours again after `finish`.
 
     graph: the model's channel graph, if you have it; else it is analysed with the example.
-    score: a name (taylor, slim, pcnn, l1, l2, fpgm, apoz, random) or a `Score`.
+    score: a name (taylor, fisher, slim, pcnn, l1, l2, fpgm, apoz, random) or a `Score`.
     rank: by score, or by score per MAC, parameter or microsecond that the channel's removal would save.
     rank_power: how much that saving counts: the score is divided by this power of it.
     latency: what layers take, from `measure_latency`; for ranks by microsecond and budgets of latency.
