@@ -301,6 +301,8 @@ def test_as_json(reproduce: Call, out: Path) -> None:
     told = json.loads(reproduce("table1", RESNET, "--json", "--quiet")[1])
     assert told["page"] == str(page_of(out, "table1", RESNET))
     assert text.startswith(told["text"])
+    assert {"baseline", "GBN-40"} <= set(told["runs"])
+    assert all((Path(folder) / "result" / "summary.json").is_file() for folder in told["runs"].values())
 
 
 def test_runs_that_were_moved_are_done_already(

@@ -55,7 +55,7 @@ class Reproduce:
     """Say nothing on the way."""
 
     json: bool = False
-    """Print as JSON where everything is."""
+    """Print as JSON where the page and the runs are, and the page's text."""
 
     debug: bool = False
     """Show the traceback of an error."""
@@ -87,4 +87,8 @@ class Reproduce:
             lambda line: None if self.quiet else print(line, file=sys.stderr, flush=True),
         )
         leave()
-        return json.dumps({"page": str(page), "text": text}) if self.json else f"{text}\nwritten to {page}"
+        if not self.json:
+            return f"{text}\nwritten to {page}"
+        folders = {step.name: conditions.folder(step.name) for step in experiment.steps}
+        runs = {name: str(folder) for name, folder in folders.items() if folder.is_dir()}
+        return json.dumps({"page": str(page), "text": text, "runs": runs})
