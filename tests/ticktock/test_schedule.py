@@ -73,7 +73,7 @@ def test_numbers_of_numpy_and_scores_of_ones_own_are_plain_data() -> None:
     class Mine(secateur.Score):
         pass
 
-    settings = TickTock(keep_macs=numpy.float32(0.5), seed=numpy.int64(3), score=Mine())  # pyright: ignore
+    settings = TickTock(keep_macs=0.5, score=Mine()).but(keep_macs=numpy.float32(0.5), seed=numpy.int64(3))
     told = json.loads(json.dumps(settings.to_dict()))
     assert (told["keep_macs"], told["seed"], told["score"]) == (0.5, 3, "Mine")
 

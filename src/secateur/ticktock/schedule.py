@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 
     from secateur.channels.groups import ChannelGraph
     from secateur.pruning.latency import LatencyTable
+    from secateur.pruning.scores import Score
     from secateur.ticktock.events import Event, Result
     from secateur.training.task import Task
+
+    ScoreOrName = Score | str
+else:
+    ScoreOrName = str  # all that a command can say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +49,7 @@ class TickTock:
     latency_batch: int = 1
     """Images in the batch for which that time counts."""
 
-    score: str = "taylor"
+    score: ScoreOrName = "taylor"
     """What a channel is worth: taylor (the paper's), fisher, slim, pcnn, l1, l2, fpgm, apoz, random, or a score of your
     own by the name under which it is registered."""
 
@@ -161,7 +166,7 @@ class TickTock:
             value = getattr(self, f.name)
             if hasattr(value, "item"):
                 object.__setattr__(self, f.name, value.item())  # a number of numpy's or torch's
-        check_kinds(self, but=["score"])  # which may be the user's own
+        check_kinds(self)
         if not 0 <= self.seed < 2**63:
             raise InvalidSetting(f"seed must be at least 0 and below 2**63, got {self.seed}")
         for name in ("tock_lr", "finetune_lr"):

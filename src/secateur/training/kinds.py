@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -19,12 +18,12 @@ KINDS = {
 """What an annotation means, in words and in types; others are not checked."""
 
 
-def check_kinds(settings: Any, but: Sequence[str] = ()) -> None:
+def check_kinds(settings: Any) -> None:
     """Raise for the first field of a dataclass that is of another kind."""
     for field in fields(settings):
         value = getattr(settings, field.name)
         what, kinds = KINDS.get(str(field.type).removesuffix(" | None"), ("", ()))
         absent = value is None and field.default is None
         fits = type(value) in kinds and (type(value) is not float or math.isfinite(value))
-        if kinds and not fits and not absent and field.name not in but:
+        if kinds and not fits and not absent:
             raise InvalidSetting(f"{field.name} must be {what}, got {value!r}")
