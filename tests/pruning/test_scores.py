@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import secateur
 from secateur import Oracle, Plan, Pruner, Score
 from secateur.channels.verify import mask_
+from secateur.pruning import scores
 from secateur.pruning.scores import SCORES, Random, register
 
 
@@ -300,8 +301,19 @@ def test_an_unknown_score_suggests_the_nearest_and_names_are_taken_once() -> Non
     with pytest.raises(secateur.InvalidSetting, match=r"got the class LastFirst: pass LastFirst\(\)"):
         Pruner(model, batches()[0][0], score=LastFirst)  # pyright: ignore
     assert type(model.norm) is nn.BatchNorm2d
-    with pytest.raises(ValueError, match="there is a score 'slim' already"):
+    with pytest.raises(ValueError, match="there is a score 'slim' already, Slim: take another name"):
         register("slim")(LastFirst)
+
+
+def test_a_score_that_is_defined_anew_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores, "SCORES", {})
+    for _ in range(2):
+
+        @register("mine")
+        class Mine(Score):
+            pass
+
+        assert type(scores.make_score("mine")) is Mine
 
 
 @pytest.mark.parametrize("name", ["pcnn", "apoz"])

@@ -19,7 +19,7 @@ from secateur.channels.shrink import cut, cuts_between
 from secateur.errors import InvalidModel, InvalidSetting, unknown_name
 from secateur.pruning.gates import Gates
 
-SCORES: dict[str, Callable[[], Score]] = {}
+SCORES: dict[str, type[Score]] = {}
 
 
 class Score:
@@ -73,11 +73,12 @@ Kind = TypeVar("Kind", bound=type[Score])
 
 
 def register(name: str) -> Callable[[Kind], Kind]:
-    """Make a score available by name."""
+    """Make a score available by name; the same class, defined anew as notebooks do, takes its own place."""
 
     def add(kind: Kind) -> Kind:
-        if name in SCORES:
-            raise ValueError(f"there is a score {name!r} already: {SCORES[name]}")
+        known = SCORES.get(name, kind)
+        if (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
+            raise ValueError(f"there is a score {name!r} already, {known.__qualname__}: take another name")
         SCORES[name] = kind
         return kind
 
