@@ -349,14 +349,12 @@ class Given(Score):
         (torch.rand(13), r"got Tensor of torch\.float32 and shape \(13,\);"),
         (torch.rand(14, 1), r"shape \(14, 1\);"),
         (torch.rand(14).to(torch.complex64), "complex64"),
-        (torch.arange(14.0).div(0), "the score Given is NaN for 1 of the 14 channels"),
+        (torch.arange(14.0).div(0), "NaN for 1 of the 14 channels"),
     ],
 )
 def test_what_is_no_score_is_told_by_name(values: Any, got: str) -> None:
     pruner = small_pruner(Given(values))
-    check_untouched(
-        pruner, lambda: pruner.prune(0.5), secateur.InvalidSetting, "score Given .*" + got.split("Given ")[-1]
-    )
+    check_untouched(pruner, lambda: pruner.prune(0.5), secateur.InvalidSetting, f"score Given .*{got}")
 
 
 @pytest.mark.parametrize(
