@@ -1,6 +1,7 @@
 """Analysis leaves no trace, listens to `ignore`, and refuses what it cannot look at."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -102,6 +103,18 @@ def test_ignored_layers_keep_their_filters() -> None:
     chosen = secateur.analyze(small_network(), IMAGE, ignore=lambda name, module: isinstance(module, nn.BatchNorm2d))
     assert [g.name for g in chosen.groups] == ["3"]
     assert {f.name: f.reason for f in chosen.frozen}["0"] == "is ignored, as asked for"
+    model = small_network()
+    assert [g.name for g in secateur.analyze(model, IMAGE, ignore=[model[3]]).groups] == ["0"]
+    assert not secateur.analyze(model, IMAGE, ignore=model).groups
+
+
+@pytest.mark.parametrize(
+    ("ignore", "told"),
+    [([3], "or a function of name and module, got int"), (nn.ReLU(), "a ReLU that is not a part of")],
+)
+def test_what_cannot_be_ignored(ignore: Any, told: str) -> None:
+    with pytest.raises(secateur.InvalidSetting, match=told):
+        secateur.analyze(small_network(), IMAGE, ignore=ignore)
 
 
 def test_a_container_stands_for_what_is_in_it() -> None:

@@ -20,9 +20,9 @@ from secateur.channels.guard import check_model, explain, undisturbed
 from secateur.channels.labels import Role
 from secateur.channels.probe import Probe
 from secateur.channels.trace import Watch
-from secateur.errors import InvalidExample, InvalidModel, unknown_name
+from secateur.errors import InvalidExample, InvalidModel, InvalidSetting, unknown_name
 
-Ignore = Callable[[str, nn.Module], bool] | Iterable[str] | str
+Ignore = Callable[[str, nn.Module], bool] | Iterable[str | nn.Module] | str | nn.Module
 
 
 def analyze(
@@ -37,7 +37,7 @@ def analyze(
     """Find every set of channels that can be removed together, and say why the others can't.
 
     example: what the model is called with: a tensor, a tuple of positional or a dict of keyword arguments.
-    ignore: layers whose filters stay: names with wildcards, or a function of name and module. A module's name
+    ignore: layers whose filters stay: modules, their names with wildcards, or a function of name and module. A module
         stands for everything in it.
     inexact: admit channels that pass layer norm, group norm and the like, where removing is not quite zeroing.
     probe: try the cuts on a copy and freeze what fails, e.g. because the code uses fixed sizes.
@@ -165,27 +165,40 @@ def _computes_weights(module: nn.Module) -> bool:
 
 
 def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:
-    if not callable(ignore) and not ignore:
-        return
     modules = dict(model.named_modules())
+    if isinstance(ignore, (str, nn.Module)):
+        ignore = [ignore]
     if callable(ignore):
         chosen = {name for name, module in modules.items() if ignore(name, module)}
     else:
-        patterns = [ignore] if isinstance(ignore, str) else list(ignore)
-        chosen = set()
-        for pattern in patterns:
-            matching = {name for name in modules if fnmatchcase(name, pattern)}
-            if not matching:
-                raise unknown_name("layer", pattern, [name for name in modules if name])
-            chosen |= matching
+        chosen = {name for each in ignore for name in _names_of(each, modules)}
+    if not chosen:
+        return
     roles = watch.table.roles()
     for leaf in watch.leaves.values():
         path = owner(leaf.name) if "." in leaf.name else ""
-        if any(path == name or path.startswith(f"{name}.") for name in chosen):
+        if any(f"{path}.".startswith(f"{name}." if name else "") for name in chosen):
             for axis in leaf.state.axes:
                 if isinstance(axis, Tensor):
                     made = axis[roles[axis >> 1] >= Role.PASSES]
                     watch.table.freeze(made, "is ignored, as asked for")
+
+
+def _names_of(ignored: Any, modules: dict[str, nn.Module]) -> list[str]:
+    if isinstance(ignored, nn.Module):
+        found = [name for name, module in modules.items() if module is ignored]
+        if not found:
+            raise InvalidSetting(
+                f"ignore names a {type(ignored).__name__} that is not a part of this model: name its own"
+            )
+        return found
+    if not isinstance(ignored, str):
+        kind = type(ignored).__name__
+        raise InvalidSetting(f"ignore takes modules, names of modules, or a function of name and module, got {kind}")
+    found = [name for name in modules if fnmatchcase(name, ignored)]
+    if not found:
+        raise unknown_name("layer", ignored, [name for name in modules if name])
+    return found
 
 
 def _freeze_unused(watch: Watch, reason: str) -> None:

@@ -71,7 +71,7 @@ class Plan:
         return tuple(left.numel() if (left := self.remaining.get((tensor, d))) is not None else n for d, n in whole)
 
     @classmethod
-    def keep(cls, graph: ChannelGraph, groups: Mapping[str, Iterable[int]]) -> Plan:
+    def keep(cls, graph: ChannelGraph, groups: Mapping[str, Iterable[int] | Tensor]) -> Plan:
         """Keep these channels of these groups, and everything else whole."""
         kept = graph.all_kept()
         for name, indices in groups.items():
@@ -176,8 +176,8 @@ class Plan:
         return f"Plan({channels}, {macs:.1%} of the MACs, {params:.1%} of the parameters)"
 
 
-def _checked(group: ChannelGroup, indices: Iterable[int]) -> list[int]:
-    chosen = list(indices)
+def _checked(group: ChannelGroup, indices: Any) -> list[int]:
+    chosen = indices.tolist() if hasattr(indices, "tolist") else list(indices)  # of torch or numpy
     for index in chosen:
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < group.size:
             raise InvalidPlan(f"group {group.name!r} has channels 0 to {group.size - 1}, but the plan keeps {index!r}")
