@@ -16,8 +16,8 @@ def native_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
 
 
-SLOW = "VGG-16-M, width 1/8"  # takes as long as the other two together
-CASES = [pytest.param(name, marks=pytest.mark.slow if name == SLOW else ()) for name in small_networks.CASES]
+QUICK = "ResNet-8, width 1/2"
+CASES = [pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in small_networks.CASES]
 
 
 @pytest.mark.parametrize("name", CASES)
