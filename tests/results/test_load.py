@@ -63,7 +63,10 @@ def same(result: secateur.Result, loaded: nn.Module, example: Tensor) -> None:
 KNOWN = ["resnet20", "vgg16_m", "torchvision:mobilenet_v2", "torchvision:densenet121", "torchvision:shufflenet_v2_x0_5"]
 
 
-@pytest.mark.parametrize("name", [*KNOWN, "timm:efficientnet_b0", "timm:res2net50_26w_4s", "timm:mixnet_s"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("timm:res2net50_26w_4s", "timm:mixnet_s")]
+
+
+@pytest.mark.parametrize("name", [*KNOWN, "timm:efficientnet_b0", *SLOW])
 def test_known_networks_load_by_themselves(name: str, tmp_path: Path) -> None:
     options = {"width": 0.25} if ":" not in name else {"num_classes": 7}
     example = torch.randn(2, 3, 32, 32) if ":" not in name else torch.randn(2, 3, 64, 64)
