@@ -106,7 +106,7 @@ def analyze(
     tried = [Probe(model, graph, say)]
     own = {(note.module, note.attribute) for note in watch.notes if tried[0].is_own(note.module)}
     # An attribute that equals several numbers by chance ties, or even freezes, what has nothing to do with it.
-    untied = build(untied=own)
+    untied = build(untied=own) if own else graph
     chance = untied.num_channels > graph.num_channels
     tried = [Probe(model, untied, say), *tried] if chance else tried
     plain = next((plain for attempt in tried if (plain := attempt.plain()) is not None), None)

@@ -16,7 +16,7 @@ from secateur.channels.groups import ChannelGraph, ChannelGroup, FrozenChannels,
 from secateur.channels.labels import Role, labels_of
 from secateur.channels.rules import Axis
 from secateur.channels.sites import Site
-from secateur.channels.trace import Leaf, Watch
+from secateur.channels.trace import Attribute, Leaf, Watch
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Slices:
 
 
 def build_graph(
-    watch: Watch, input_text: str, notes: tuple[str, ...], calls: Calls, untied: Set[tuple[str, str]] = frozenset()
+    watch: Watch, input_text: str, notes: tuple[str, ...], calls: Calls, untied: Set[Attribute] = frozenset()
 ) -> ChannelGraph:
     """The channel graph of a watched run.
 
-    untied: module and name of attributes that may equal several numbers by chance; the graph has each of these numbers.
+    untied: attributes that may equal several numbers by chance; the graph has each of these numbers.
     """
     component = watch.table.channels(_ties_of_notes(watch, untied))
     num_components = int(component.max()) + 1 if component.numel() else 0
@@ -110,7 +110,7 @@ def build_graph(
         input=input_text,
         notes=notes,
         calls=calls,
-        padded=tuple(g.name for g in groups if bool(((zeros >= g.start) & (zeros < g.start + g.size)).any())),
+        padded=tuple(group.name for group in groups if group.has_any(zeros)),
     )
 
 
@@ -174,7 +174,7 @@ def _inexact(watch: Watch, component: Tensor) -> dict[int, str]:
     return found
 
 
-def _ties_of_notes(watch: Watch, untied: Set[tuple[str, str]]) -> list[tuple[Tensor, Tensor]]:
+def _ties_of_notes(watch: Watch, untied: Set[Attribute]) -> list[tuple[Tensor, Tensor]]:
     """An attribute seen at several places has one value: what it counts there goes together."""
     first: dict[tuple[str, str, int | None], Tensor] = {}
     pairs = [

@@ -48,6 +48,10 @@ class ChannelGroup:
     def exact(self) -> bool:
         return self.inexact is None
 
+    def has_any(self, channels: Tensor) -> bool:
+        """Whether any of these, by their numbers in the graph, is a channel of this group."""
+        return bool(((channels >= self.start) & (channels < self.start + self.size)).any())
+
     @property
     def layers(self) -> list[str]:
         """The layers whose filters these are."""

@@ -144,7 +144,7 @@ class Probe:
         counting = [a for a in graph.attributes if (a.module, a.attribute) in attributes]
         channels = torch.cat([torch.empty(0), *(a.channels for a in counting)])
         tried = replace(self, graph=graph)
-        groups = [g for g in tried._groups if bool(((channels >= g.start) & (channels < g.start + g.size)).any())]
+        groups = [group for group in tried._groups if group.has_any(channels)]
         unequal, without = unequal_amounts(tried._groups), tried._without(counting)
         ways = [unequal[0], *([unequal[-1]] if leaves_one(groups, unequal[0]) else [])]
         plans = [replace(tried, graph=without)._plan(groups, amounts) for amounts in ways]

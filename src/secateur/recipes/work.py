@@ -91,8 +91,8 @@ def perform(
     for note in graph.notes:
         watcher.say(f"note: {note}")
     about = {"order": order.to_dict(), "network": job.network, "input": shape_of(graph.input)}
-    again = None if plan is not None else read_config(out).get("again") if begun else _again_of(out, order)
-    if again is not None:
+    again = read_config(out).get("again") if begun else _again_of(out, order)
+    if again is not None and plan is None:
         about["again"] = again
     timed = settings.keep_latency is not None or settings.ranking == "score_per_microsecond"
     table = latency_table(job, settings, engine, out, watcher.say) if timed else None
@@ -131,8 +131,8 @@ def perform(
             # What was kept, in terms of the network that was cut first, and what that was worth.
             known = (out / TEACHER).is_file() and job.task.evaluate is not None
             result = replace(result, plan=plan, original=job.task.metrics(whole) if known else {})
-        elif again is not None:
-            result = replace(result, original=again["before"])
+        elif "again" in about:
+            result = replace(result, original=about["again"]["before"])
         if settings.keep_latency is not None:
             about["latency_left"] = time_left(job, whole, result.model, settings, engine, watcher.say)
         seconds = latency({"before": whole, "after": result.model}, job.example)
