@@ -1,6 +1,7 @@
-"""Runs as a user starts them, ended by signals at moments of our choice."""
+"""Runs as a user starts them, or faster, ended by signals at moments of our choice."""
 
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -11,6 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
+import torch
+
+from secateur import cli
 from secateur.training.checkpoint import unseal
 
 HERE = Path(__file__).parent
@@ -20,6 +25,9 @@ SETTINGS = (
 )
 PATIENCE = 60.0
 
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(["torch._dynamo", "secateur.cli.prune", "secateur.recipes.work"])
+
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "secateur", *arguments]
@@ -28,20 +36,60 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def prune(folder: Path) -> subprocess.Popen[str]:
-    return start("prune", "killable:build", *SETTINGS.split(), "--out", str(folder))
+    return start(*beginning(folder))
 
 
-def resume(folder: Path) -> subprocess.Popen[str]:
-    return start("resume", str(folder))
+def beginning(folder: Path) -> list[str]:
+    return ["prune", "killable:build", *SETTINGS.split(), "--out", str(folder)]
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+class Fork(forks.Process):
+    """A command in a process that has torch loaded already, and so trains within a second; used as a Popen is."""
+
+    def __init__(self, folder: Path, arguments: list[str]) -> None:
+        super().__init__()
+        self.folder, self.arguments = folder, arguments
+        self.start()
+
+    def run(self) -> None:
+        for stream, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{self.folder}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+        os.chdir(HERE)
+        torch.set_num_threads(1)
+        numpy.random.seed()  # as Python's random numbers are, after a fork
+        cli.main(self.arguments)
+
+    def poll(self) -> int | None:
+        return self.exitcode
+
+    def send_signal(self, number: int) -> None:
+        assert self.pid is not None
+        os.kill(self.pid, number)
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        self.join(timeout)
+        assert self.exitcode is not None
+        return Path(f"{self.folder}.out").read_text(), Path(f"{self.folder}.err").read_text()
+
+    @property
+    def returncode(self) -> int | None:
+        return self.exitcode
+
+
+Started = subprocess.Popen[str] | Fork
+
+
+def resume(folder: Path) -> Fork:
+    return Fork(folder, ["resume", str(folder)])
+
+
+def finish(process: Started) -> tuple[int, str, str]:
     """Exit status, stdout and stderr."""
     out, err = process.communicate(timeout=2 * PATIENCE)
     return process.returncode, out, err
 
 
-def wait_until(process: subprocess.Popen[str], holds: Callable[[], bool]) -> bool:
+def wait_until(process: Started, holds: Callable[[], bool]) -> bool:
     """Whether it came to hold before the process ended."""
     limit = time.monotonic() + PATIENCE
     while process.poll() is None:
@@ -52,13 +100,13 @@ def wait_until(process: subprocess.Popen[str], holds: Callable[[], bool]) -> boo
     return False
 
 
-def has_begun(process: subprocess.Popen[str], folder: Path) -> bool:
+def has_begun(process: Started, folder: Path) -> bool:
     """Wait until the process has the run's folder, after which it trains."""
     held = folder / ".lock"
     return wait_until(process, lambda: held.exists() and held.read_text() == str(process.pid))
 
 
-def has_saved(process: subprocess.Popen[str], folder: Path) -> bool:
+def has_saved(process: Started, folder: Path) -> bool:
     """Wait for the first checkpoint of this process."""
     before = checkpoints(folder)[-1:]
     return wait_until(process, lambda: checkpoints(folder)[-1:] != before)
@@ -78,7 +126,7 @@ def place(folder: Path) -> str:
     return f"{cursor['phase']} after {cursor['number']} phases, epoch {cursor['epoch']}, step {position['step']}"
 
 
-def kill(process: subprocess.Popen[str]) -> None:
+def kill(process: Started) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=PATIENCE)
 
@@ -87,7 +135,7 @@ def kill_until_finished(folder: Path, dice: random.Random, most: int) -> list[tu
     """Kill a run again and again, at most so often; moments since it had begun, and where it then went on."""
     log: list[tuple[float, str]] = []
     while True:
-        process = resume(folder) if (folder / "config.json").exists() else prune(folder)
+        process = resume(folder) if (folder / "config.json").exists() else Fork(folder, beginning(folder))
         moment = dice.uniform(0.0, 1.2)
         if len(log) < most and has_begun(process, folder):
             time.sleep(moment)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from filelock import FileLock
 from killing import (
     check_same,
     checkpoints,
@@ -41,11 +42,14 @@ from secateur.training.engine import Engine
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that was never stopped."""
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    status, out, err = finish(prune(folder))
-    assert status == 0, err
-    assert "saved in" in out
+    """The folder of a run that was never stopped, made once for all workers of the tests."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "whole"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            status, out, err = finish(prune(folder))
+            assert status == 0, err
+            assert "saved in" in out
     return folder
 
 
@@ -62,6 +66,7 @@ def kill_often(whole: Path, folder: Path, number: int, seed: int) -> list[tuple[
 def test_killed_ten_times(whole: Path, tmp_path: Path) -> None:
     log = kill_often(whole, tmp_path / "run", 10, seed=0)
     assert len(log) == 10
+    assert len({where for _, where in log} - {"Start"}) > 1
 
 
 @pytest.mark.slow
