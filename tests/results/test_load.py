@@ -60,13 +60,11 @@ def same(result: secateur.Result, loaded: nn.Module, example: Tensor) -> None:
     assert {name: module.extra_repr() for name, module in loaded.named_modules()} == before
 
 
-KNOWN = ["resnet20", "vgg16_m", "torchvision:mobilenet_v2", "torchvision:densenet121", "torchvision:shufflenet_v2_x0_5"]
+KNOWN = ["resnet20", "vgg16_m", "torchvision:mobilenet_v2", "torchvision:shufflenet_v2_x0_5", "timm:ghostnet_050"]
+LARGE = ["torchvision:densenet121", "timm:efficientnet_b0", "timm:res2net50_26w_4s", "timm:mixnet_s"]
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("timm:res2net50_26w_4s", "timm:mixnet_s")]
-
-
-@pytest.mark.parametrize("name", [*KNOWN, "timm:efficientnet_b0", *SLOW])
+@pytest.mark.parametrize("name", [*KNOWN, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
 def test_known_networks_load_by_themselves(name: str, tmp_path: Path) -> None:
     options = {"width": 0.25} if ":" not in name else {"num_classes": 7}
     example = torch.randn(2, 3, 32, 32) if ":" not in name else torch.randn(2, 3, 64, 64)
