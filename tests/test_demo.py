@@ -3,14 +3,21 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from secateur.data.digits import digits
 from secateur.recipes import demo
+from secateur.results.bench import latency
 
 
 def test_the_whole_job_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [replace(data, images=data.images[:128], labels=data.labels[:128]) for data in digits()]
+    monkeypatch.setattr(demo, "digits", lambda: few)
+    monkeypatch.setattr(demo, "latency", partial(latency, repetitions=1))
     monkeypatch.setattr(demo, "BASELINE_EPOCHS", 2)
     said: list[str] = []
     settings = demo.SETTINGS.but(tick_removes=0.3, ticks_per_tock=2, tock_epochs=1, finetune_epochs=1)
