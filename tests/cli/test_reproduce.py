@@ -221,11 +221,15 @@ def test_gfir_draws_a_curve_for_each_score(reproduce: Call, tmp_path: Path) -> N
     assert len(shapes(page.with_suffix(".svg"), "stroke-width: 1.2")) == len(rows) + 1 + len(scores)
 
 
-def test_segmentation_shows_what_both_networks_see(secateur: Call, tmp_path: Path) -> None:
+def test_segmentation_shows_what_both_networks_see(
+    secateur: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = find_recipe("fcn32s-voc").but(input_size=(3, 96, 128))  # the images here are smaller still
+    monkeypatch.setitem(RECIPES, "fcn32s-voc", lambda: recipe)
     miniature_images.write_voc2011_sbd(tmp_path / "voc", num_images=3)
     arguments = ["--width", "0.03", "--data", tmp_path / "voc", "--epochs-scale", "0.01", "--device", "cpu", "--quiet"]
-    status, text, _ = secateur("reproduce", "segmentation", *arguments, "--out", tmp_path / "out")
-    assert status == 0
+    status, text, err = secateur("reproduce", "segmentation", *arguments, "--out", tmp_path / "out")
+    assert status == 0, err
     page = page_of(tmp_path / "out", "segmentation", "fcn32s-voc")
     heads, rows = read_page(page)
     assert heads == ["network", "MACs", "parameters", "miou", "pixel_accuracy", "the paper"]
