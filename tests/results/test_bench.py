@@ -85,8 +85,10 @@ def test_runs_names_and_files_side_by_side(tmp_path: Path) -> None:
 
 
 def test_networks_of_other_images_are_not_compared() -> None:
-    with pytest.raises(InvalidSetting, match=r"resnet20 takes images of 3x32x32 and fcn32s of 3x.*: times would not"):
-        bench(["resnet20", "fcn32s"], **OPTIONS)  # pyright: ignore
+    with pytest.raises(
+        InvalidSetting, match=r"resnet20 takes images of 3x32x32 and timm:.* of 3x224x224: times would not"
+    ):
+        bench(["resnet20", "timm:lcnet_035"], **OPTIONS)  # pyright: ignore
 
 
 @pytest.mark.parametrize("how", ["eager", "onnxruntime"])
