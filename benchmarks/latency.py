@@ -22,6 +22,7 @@ from secateur.errors import UnreachableBudget
 from secateur.models.lookup import find_model
 from secateur.pruning.latency import time_by_turns, waiting_for
 from secateur.results.bench import runner, summarize
+from secateur.words import counted
 
 DOCS = Path(__file__).parent.parent / "docs"
 NETWORKS = ("torchvision:resnet50", "torchvision:mobilenet_v2")
@@ -104,7 +105,9 @@ def main() -> None:
             "",
             f"Made by `{' '.join(['python benchmarks/latency.py', *sys.argv[1:]])}` on {where}; {how}; seed 0.",
             "",
-            METHOD.format(repetitions=options.repetitions, images=f"{batch} images of {options.size}x{options.size}"),
+            METHOD.format(
+                repetitions=options.repetitions, images=f"{counted(batch, 'image')} of {options.size}x{options.size}"
+            ),
             "",
             "| network | cut to | MACs left | parameters left | median ms | time left | images/s | spread |",
             "|---|---|---|---|---|---|---|---|",

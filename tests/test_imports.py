@@ -25,7 +25,7 @@ FLOORS = [
     {"pruning", "training"},
     {"channels"},
     {"extras"},
-    {"errors"},
+    {"errors", "words"},
 ]
 FORBIDDEN = {
     "training": {"channels"},

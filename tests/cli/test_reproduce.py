@@ -287,7 +287,7 @@ def test_a_recipe_that_trains_the_whole_network_once_more(
     status, _, told = reproduce("table1", PLAIN, *more)
     assert status == 0
     runs = tmp_path / PLAIN.replace(":", "-")
-    assert told.count("training the whole network once more, for 1 epochs") == 1
+    assert told.count("training the whole network once more, for 1 epoch") == 1
     assert f"in {runs / 'GBN-40-seed0' / 'again'}" in told
     assert not (runs / "GBN-30-seed0" / "again").exists()
     for name in ("GBN-40", "GBN-30"):

@@ -268,7 +268,7 @@ def test_parts_of_parts() -> None:
         ({"labels": torch.arange(10, device="meta")}, "images are on cpu and labels on meta"),
         ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
         ({"last": "pad"}, "last must be 'keep' or 'drop', got 'pad'"),
-        ({"last": "drop", "batch_size": 11}, "10 examples do not fill one batch of 11"),
+        ({"last": "drop", "batch_size": 11}, "no batch of 11 can be filled with 10 examples"),
         ({"crop": -1}, "crop is a number of pixels, got -1"),
         ({"erase": -1}, "erase is a number of pixels, got -1"),
         ({"erase": 3}, "erase=3 is larger than the images, 2x2"),
@@ -276,7 +276,7 @@ def test_parts_of_parts() -> None:
         ({"crop": 1, "images": torch.zeros(10, 3, 2)}, "images of shape NxCxHxW, got 10x3x2"),
         ({"flip": True, "labels": torch.zeros(10, 2, 2).long()}, "would move the images but not their label maps"),
         ({"mean": (0.5,) * 3}, "mean and std go together"),
-        ({"mean": (0.5,), "std": (0.5,)}, "a number for each of 3 channels, got 1 and 1"),
+        ({"mean": (0.5,), "std": (0.5,)}, "mean and std need 3 numbers, one per channel, got 1 and 1"),
         ({"mean": (0.5,) * 3, "std": (0.5, 0.0, 0.5)}, "std must be above 0"),
     ],
 )
@@ -290,7 +290,7 @@ def test_processes_that_do_not_fit_are_named() -> None:
         arrays().shard(2, 2)
     with pytest.raises(InvalidTask, match="batches of 4 cannot be cut into 5 parts"):
         arrays().shard(0, 5)
-    with pytest.raises(InvalidTask, match="2 examples do not fill one batch of 4"):
+    with pytest.raises(InvalidTask, match="no batch of 4 can be filled with 2 examples"):
         arrays(last="drop").subset(0.2, None, torch.Generator())
 
 

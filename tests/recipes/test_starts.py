@@ -42,7 +42,7 @@ def test_the_whole_network_is_trained_once_more_and_then_pruned(chain: Chain, tm
     watcher = work.Watcher(say=said.append)
     out, further = tmp_path / "run", tmp_path / "further"
     work.perform(order, settings, Engine(), out, CPU, watcher)
-    assert f"training the whole network once more, for 1 epochs, in {out / 'again'}" in said
+    assert f"training the whole network once more, for 1 epoch, in {out / 'again'}" in said
     again = reopen(out / "again")[1]
     assert (again.keep_macs, again.finetune_epochs, again.distill) == (1.0, 1, 0.0)
     assert same(

@@ -97,6 +97,15 @@ def test_a_run_in_progress(copied: Path) -> None:
     assert shown(render(read_runs([copied]))) == []
 
 
+def test_one_tick_is_not_several(copied: Path) -> None:
+    shutil.rmtree(copied / "result")
+    lines = (copied / "events.jsonl").read_text().splitlines(keepends=True)
+    (copied / "events.jsonl").write_text("".join(lines[:2]))
+    page = render(read_runs([copied]))
+    assert " in 1 Tick: the stronger the colour" in page
+    assert '<p class="note">1 Tick</p>' in page
+
+
 def test_training_alone(runs: dict[str, Path]) -> None:
     page = render(read_runs([runs["training"]]))
     assert shown(page) == ["metric-0", "loss"]

@@ -47,7 +47,7 @@ def analyze(
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1))
     >>> analyze(net, torch.randn(1, 3, 8, 8))
-    ChannelGraph(1 groups, 8 channels, 1 frozen layers)
+    ChannelGraph(1 group, 8 channels, 1 frozen layer)
     """
     say = progress or (lambda text: None)
     call = Example.of(example)

@@ -14,6 +14,7 @@ from secateur.channels.example import Calls
 from secateur.channels.labels import Role
 from secateur.channels.sites import Site
 from secateur.errors import InvalidPlan, unknown_name
+from secateur.words import counted
 
 
 @dataclass(frozen=True)
@@ -239,5 +240,6 @@ class ChannelGraph:
 
     def __repr__(self) -> str:
         return (
-            f"ChannelGraph({len(self.groups)} groups, {self.num_channels} channels, {len(self.frozen)} frozen layers)"
+            f"ChannelGraph({counted(len(self.groups), 'group')}, {counted(self.num_channels, 'channel')}, "
+            f"{counted(len(self.frozen), 'frozen layer')})"
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 from secateur.channels.cost import Cost, is_kept
 from secateur.channels.groups import ChannelGraph, ChannelGroup
 from secateur.errors import InvalidPlan
+from secateur.words import counted
 
 VERSION = 2
 """Of plan.json. Version 1 had no cuts; its groups are read as before."""
@@ -165,7 +166,8 @@ class Plan:
             size = graph.group(name).size
             if entry.get("size") != size:
                 raise InvalidPlan(
-                    f"group {name!r} has {size} channels here and {entry.get('size')} in the plan: another network?"
+                    f"group {name!r} has {counted(size, 'channel')} here and {entry.get('size')} in the plan: another "
+                    "network?"
                 )
             kept[name] = entry["kept"]
         return cls.keep(graph, kept)

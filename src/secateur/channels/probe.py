@@ -29,6 +29,7 @@ from secateur.channels.shapes import ShapesOnly
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.channels.trace import Attribute
 from secateur.channels.verify import compare, precision_for
+from secateur.words import counted
 
 Where = Literal["anywhere", "first", "last"]
 """Which channels of a group are cut."""
@@ -250,7 +251,7 @@ class Probe:
                 break
             if not found and (broken := self.runs(self._plan([], {}))) is not None:
                 return {group.name: broken.reason for group in groups}
-            self.say(f"probing: {len(groups)} groups to go, {len(found)} frozen")
+            self.say(f"probing: {counted(len(groups), 'group')} to go, {len(found)} frozen")
             guilty = _bisect(_near(groups, failure.module), attempt) or _bisect(groups, attempt)
             found.update(guilty or {group.name: failure.reason for group in _smallest(groups, attempt)})
             groups = [group for group in groups if group.name not in found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from secateur.channels.groups import ChannelGraph, ChannelGroup
+from secateur.words import counted
 
 
 def describe(graph: ChannelGraph) -> str:
@@ -10,8 +11,8 @@ def describe(graph: ChannelGraph) -> str:
     filters, free = graph.num_filters, graph.num_free_filters
     lines = [
         f"Input {graph.input}: {quantity(graph.macs)} MACs, {quantity(graph.params)} parameters",
-        f"{graph.num_channels} channels in {len(graph.groups)} groups can be removed "
-        f"({free} of {filters} filters, {free / max(1, filters):.0%})",
+        f"{counted(graph.num_channels, 'channel')} in {counted(len(graph.groups), 'group')} can be removed "
+        f"({free:,} of {counted(filters, 'filter')}, {free / max(1, filters):.0%})",
     ]
     if graph.groups:
         macs, params = graph.savings()

@@ -17,6 +17,7 @@ from secateur.channels.plan import Plan
 from secateur.channels.rehearsal import Choice, Outcome, Product, run
 from secateur.channels.shrink import copy_model, shrink_, tensors_for
 from secateur.errors import NotEquivalent, SecateurError
+from secateur.words import counted
 
 LARGE, COSTLY = 150_000_000, 20_000_000_000
 """Networks with more parameters, or more MACs for the example, are compared in single precision."""
@@ -48,7 +49,7 @@ class Verification:
 
     def __str__(self) -> str:
         where = ", ".join(self.modes) + ("" if self.exact else ", inexact by request")
-        return f"masked and shrunk differ by {self.difference:.1e} over {self.outputs} outputs ({where})"
+        return f"masked and shrunk differ by {self.difference:.1e} over {counted(self.outputs, 'output')} ({where})"
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from secateur.cli.runs import Source, find_device
 from secateur.errors import InvalidSetting, InvalidTask
 from secateur.recipes.recipe import Recipe
 from secateur.ticktock.schedule import TickTock
+from secateur.words import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ def _whole(name: str, recipe: Recipe) -> str:
     lines = [f"{name}: {recipe.network}{options}, batches of {recipe.batch_size}{erased}", "", "trained with"]
     lines += [f"  {f.name} = {getattr(recipe.training, f.name)}" for f in fields(recipe.training)]
     if recipe.again:
-        lines += ["", f"trained once more, on the labels, for {recipe.again} epochs before it is pruned"]
+        lines += ["", f"trained once more, on the labels, for {counted(recipe.again, 'epoch')} before it is pruned"]
     lines += ["", "pruned with the defaults, but"]
     for f in fields(recipe.pruning):
         value = getattr(recipe.pruning, f.name)

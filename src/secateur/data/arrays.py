@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from secateur.errors import InvalidTask
+from secateur.words import counted
 
 
 @dataclass(frozen=True)
@@ -241,8 +242,8 @@ def _check_batches(size: int, batch_size: int, last: str) -> None:
         raise InvalidTask(f"last must be 'keep' or 'drop', got {last!r}")
     if last == "drop" and size < batch_size:
         raise InvalidTask(
-            f"{size} examples do not fill one batch of {batch_size}, and smaller ones are dropped: use smaller "
-            "batches, or last='keep'"
+            f"no batch of {batch_size} can be filled with {counted(size, 'example')}, and smaller ones are dropped: "
+            "use smaller batches, or last='keep'"
         )
 
 
@@ -250,6 +251,8 @@ def _check_numbers(mean: tuple[float, ...] | None, std: tuple[float, ...] | None
     if mean is None or std is None:
         raise InvalidTask("mean and std go together: give both or neither")
     if len(mean) != channels or len(std) != channels:
-        raise InvalidTask(f"mean and std need a number for each of {channels} channels, got {len(mean)} and {len(std)}")
+        raise InvalidTask(
+            f"mean and std need {counted(channels, 'number')}, one per channel, got {len(mean)} and {len(std)}"
+        )
     if min(std) <= 0:
         raise InvalidTask(f"std must be above 0 in every channel, got {std}")

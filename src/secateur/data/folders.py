@@ -11,6 +11,7 @@ from secateur.data.files import Layout
 from secateur.data.images import Images, for_testing, for_training, loaders, reading
 from secateur.data.lists import check_name, images_in, named_files, read_table, subfolders
 from secateur.data.matlab import read_mat
+from secateur.words import counted
 
 CLASS_FOLDERS = Layout(
     "class folders",
@@ -139,7 +140,7 @@ def _flat_validation(folder: Path, classes: list[str]) -> tuple[list[str], list[
     truth = [number for (number,) in read_table(source, IMAGENET, number=int)]
     images = images_in(folder / "val", IMAGENET)
     if len(images) != len(truth):
-        raise IMAGENET.broken(source, f"it has {len(truth)} lines for {len(images)} images")
+        raise IMAGENET.broken(source, f"it has {counted(len(truth), 'line')} for {counted(len(images), 'image')}")
     names = [f"ILSVRC2012_val_{i:08d}.JPEG" for i in range(1, len(truth) + 1)]
     paths = named_files(folder / "val", names, source, IMAGENET)
     places = {name: i for i, name in enumerate(classes)}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from secateur.data.arrays import Arrays
 from secateur.data.files import Layout
+from secateur.words import counted
 
 FASHION_MNIST = Layout(
     name="Fashion-MNIST",
@@ -46,7 +47,7 @@ def _read_pair(folder: Path, part: str) -> tuple[Tensor, Tensor]:
         raise FASHION_MNIST.broken(path, f"its images have {size} pixels, and 28x28 are wanted")
     path, labels = _read(folder, f"{part}-labels-idx1-ubyte", num_dimensions=1)
     if len(labels) != len(images):
-        raise FASHION_MNIST.broken(path, f"it has {len(labels)} labels for {len(images)} images")
+        raise FASHION_MNIST.broken(path, f"it has {counted(len(labels), 'label')} for {counted(len(images), 'image')}")
     if labels.max() >= _NUM_CLASSES:
         raise FASHION_MNIST.broken(path, f"it has a label {labels.max()}, and 0 to {_NUM_CLASSES - 1} are wanted")
     return images[:, None], labels.long()

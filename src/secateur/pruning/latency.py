@@ -19,6 +19,7 @@ from secateur.channels.example import Example
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.shrink import copy_model
 from secateur.errors import InvalidSetting
+from secateur.words import counted
 
 SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
 """Of a layer's channels: the widths that are measured. Between them the time is taken to be straight."""
@@ -147,7 +148,7 @@ def measure_latency(
         say("the whole network")
         whole = time_whole(model, example, precision, channels_last, repetitions)
         layers = with_rest(layers, [size for *_, size in calls], whole)
-    place = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else counted(torch.get_num_threads(), "thread")
     batch = calls[0][2][0] if calls else 0
     return LatencyTable(f"{place}, batch {batch}, {str(precision).removeprefix('torch.')}", tuple(layers))
 

@@ -27,6 +27,7 @@ from secateur.pruning.select import (
     removed_by_group,
     select,
 )
+from secateur.words import counted
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class Pruner:
         if isinstance(self.score, Taylor) and not observed:
             raise InvalidSetting("the score has seen no gradient: call observe() after loss.backward()")
         if observed and self.skipped == observed:
-            raise InvalidSetting(f"none of the {observed} gradients that the score has seen was finite")
+            raise InvalidSetting(f"the score has seen {counted(observed, 'gradient')}, and none was finite")
         scores = checked(self.score, self.agree(self.score.end()), self.kept)
         worth = ranked(self.graph, self.kept, scores, self.rank, self.latency, self.rank_power)
         quota = None
@@ -269,8 +270,8 @@ class Pruner:
         missing = [names[id(phi)] for phi in self.gates.trainable if id(phi) not in held]
         if missing:
             raise InvalidOptimizer(
-                f"the optimizer lacks {len(missing)} gates, {missing[0]!r} first: make it from model.parameters() "
-                "after the Pruner, not before"
+                f"the optimizer lacks {counted(len(missing), 'gate')}, {missing[0]!r} first: make it from "
+                "model.parameters() after the Pruner, not before"
             )
 
 

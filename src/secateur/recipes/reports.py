@@ -26,6 +26,7 @@ from secateur.results.load import load
 from secateur.results.pictures import draw_seen
 from secateur.results.structure import Layer, Structure, read_lines, read_structure
 from secateur.training.checkpoint import read_config
+from secateur.words import counted
 
 BATCH = 64
 """Images of a batch for throughput."""
@@ -270,7 +271,7 @@ def unlike_the_recipe(order: Order) -> list[str]:
         f"width {order.width:g}": order.width != 1,
         f"batches of {order.batch_size}": order.batch_size not in (None, recipe.batch_size),
         f"squares of {order.erase} pixels erased": order.erase not in (None, recipe.erase),
-        f"tested on {order.hold_out} images held out of the training data": order.hold_out,
+        f"tested on {counted(order.hold_out, 'image')} held out of the training data": order.hold_out,
     }
     return [text for text, differs in said.items() if differs]
 

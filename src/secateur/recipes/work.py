@@ -41,6 +41,7 @@ from secateur.training.checkpoint import RunFolder, read_config
 from secateur.training.distributed import World
 from secateur.training.engine import Engine
 from secateur.training.randomness import seeded
+from secateur.words import counted
 
 BASELINE, AGAIN = "baseline", "again"
 """Within the run: what is trained first, and once more, before anything is pruned."""
@@ -143,8 +144,7 @@ def perform(
                 draw_seen({"before": job.model, "after": result.model}, job.maps, out / "result" / "pictures.png")
             except MissingExtra as error:
                 watcher.say(f"no pictures are drawn: {error}")
-    stopping = world.any(run.stopping)
-    if stopping is not None:
+    if (stopping := world.any(run.stopping)) is not None:
         raise Interrupted(stopping, str(out))  # asked for in the last evaluation: what would follow must not begin
     return result
 
@@ -283,7 +283,7 @@ def _with_baseline(
         return order
     folder = out / BASELINE
     training = find_recipe(order.recipe).training.scaled(order.epochs_scale).settings(settings.seed)
-    why = f"no weights are given: training for {training.finetune_epochs} epochs first, in {folder}"
+    why = f"no weights are given: training for {counted(training.finetune_epochs, 'epoch')} first, in {folder}"
     _train(why, replace(order, again=0), training, engine, folder, device, watcher)
     return replace(order, weights=str(folder))
 
@@ -297,7 +297,7 @@ def _with_again(
     folder, order, epochs = out / AGAIN, replace(order, again=0), order.again
     budget = {**dict.fromkeys(BUDGETS), "keep_macs": 1.0}
     whole = settings.but(**budget, rank="score", distill=0.0, finetune_epochs=epochs)
-    why = f"training the whole network once more, for {epochs} epochs, in {folder}"
+    why = f"training the whole network once more, for {counted(epochs, 'epoch')}, in {folder}"
     _train(why, order, whole, engine, folder, device, watcher)
     return replace(order, weights=str(folder))
 

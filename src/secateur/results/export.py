@@ -26,6 +26,7 @@ from secateur.extras import import_extra
 from secateur.results.atomic import write
 from secateur.results.load import tensors_of
 from secateur.training.task import evaluating
+from secateur.words import counted
 
 BATCHES = (1, 3)
 """Sizes of batches on which what was written is compared with the network."""
@@ -234,7 +235,9 @@ def _compare(model: nn.Module, example: Tensor, other: Callable[[Tensor], Any]) 
         with evaluating(model):
             wanted, found = (_numbers(called(images)) for called in (model, other))
         if len(wanted) != len(found):
-            raise NotEquivalent(f"what was written gives {len(found)} tensors where the network gives {len(wanted)}")
+            raise NotEquivalent(
+                f"what was written gives {counted(len(found), 'tensor')} where the network gives {len(wanted)}"
+            )
         for one, two in zip(wanted, found, strict=True):
             worst = max(worst, float((one - two).abs().max() / one.abs().max().clamp_min(1e-12)))
     if not worst <= TOLERANCE:

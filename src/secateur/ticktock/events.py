@@ -9,6 +9,7 @@ from torch import nn
 
 from secateur.channels.cost import Cost
 from secateur.channels.plan import Plan
+from secateur.words import counted
 
 if TYPE_CHECKING:
     from secateur.ticktock.schedule import TickTock
@@ -147,4 +148,5 @@ class Result:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"Result({self.after.macs / max(1, self.before.macs):.1%} of the MACs, {len(self.history)} events)"
+        left = self.after.macs / max(1, self.before.macs)
+        return f"Result({left:.1%} of the MACs, {counted(len(self.history), 'event')})"

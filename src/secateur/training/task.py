@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from secateur.errors import InvalidTask
 from secateur.training.batches import check_repeats, on_device
+from secateur.words import counted
 
 Loss = Callable[[nn.Module, Any], Tensor]
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
@@ -216,6 +217,6 @@ class LabelCheck:
         wrong = labels[(labels != ignored) & ((labels < 0) | (labels >= num_classes))]
         if wrong.numel():
             raise InvalidTask(
-                f"label {int(wrong[0])} is out of range: the model has {num_classes} classes, so labels go from 0 to "
-                f"{num_classes - 1}"
+                f"label {int(wrong[0])} is out of range: the model has {counted(num_classes, 'class', 'classes')}, so "
+                f"labels go from 0 to {num_classes - 1}"
             )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from secateur.results.report.charts import Chart, layer_axis, tick_step
 from secateur.results.report.read import Run
 from secateur.results.report.words import markup, text
+from secateur.words import counted
 
 ROW = 17
 """Pixels of a layer."""
@@ -28,7 +29,8 @@ def _removals(run: Run, index: int, several: bool) -> Chart:
     # A result alone does not tell which layers make up a group; the one whose name it has then stands for it.
     names = [layer.name for layer in run.layers if run.members or layer.name in ever]
     names += sorted(ever.difference(names))
-    what = "filters" if run.members else "channels, by groups of layers that share them,"
+    what = counted(total, "filter" if run.members else "channel")
+    shared = "" if run.members else ", by groups of layers that share them,"
     trace = {
         "type": "heatmap",
         "x": [moment.number for moment in ticks],
@@ -54,7 +56,7 @@ def _removals(run: Run, index: int, several: bool) -> Chart:
     return Chart(
         id=f"removals-{index}",
         title="Removed by each Tick" + (f": {run.name}" if several else ""),
-        caption=f"{total:,} {what} in {len(ticks)} Ticks: the stronger the colour, the more.",
+        caption=f"{what}{shared} in {counted(len(ticks), 'Tick')}: the stronger the colour, the more.",
         heads=["after", "removed", "where"],
         rows=[
             [moment.name, str(sum(each.values())), ", ".join(f"{text(name)} {count}" for name, count in each.items())]

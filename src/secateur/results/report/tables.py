@@ -10,6 +10,7 @@ from secateur.results.report.read import COSTS, Run
 from secateur.results.report.words import brief, duration, number, percent, precise, sentence, share, text
 from secateur.ticktock.schedule import TickTock
 from secateur.training.engine import Engine
+from secateur.words import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +96,10 @@ def _latency(run: Run) -> Line | None:
 def _time(run: Run) -> Line | None:
     if not run.moments:
         return None
-    counts = {
-        "Tick": "Ticks",
-        "Tock": "epochs of Tocks",
-        "FineTune": "epochs of training" if run.trains_only else "epochs of fine-tuning",
-    }
+    last = "training" if run.trains_only else "fine-tuning"
+    words = {"Tick": ("Tick", ""), "Tock": ("epoch", " of Tocks"), "FineTune": ("epoch", f" of {last}")}
     phases = [moment.phase for moment in run.moments]
-    said = [f"{phases.count(phase)} {word}" for phase, word in counts.items() if phase in phases]
+    said = [counted(phases.count(phase), thing) + rest for phase, (thing, rest) in words.items() if phase in phases]
     return Line(after=duration(sum(moment.seconds for moment in run.moments)), note=", ".join(said))
 
 
