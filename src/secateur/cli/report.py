@@ -14,11 +14,13 @@ import tyro
 class Report:
     """Make one page about runs, side by side: charts of what happened, what is left, and how it was set.
 
-    The page needs no other file and no network. A run may still be going on; --live shows it as it does.
+    The page needs no other file and no network. A run may still be going on; --live shows it as it does. Of finished
+    runs that differ in their seed alone the page also has the mean ± standard deviation.
 
     examples:
       secateur report runs/digits
       secateur report runs/tick-only runs/tick-tock -o compared.html
+      secateur report runs/seed0 runs/seed1 runs/seed2
       secateur report runs/digits --live
     """
 

@@ -18,6 +18,7 @@ from secateur.results.report.progress import progress_charts
 from secateur.results.report.read import Run, read_runs
 from secateur.results.report.removals import removal_charts
 from secateur.results.report.scores import score_charts
+from secateur.results.report.seeds import make_seeds
 from secateur.results.report.structure import structure_charts
 from secateur.results.report.tables import make_cards, make_facts, make_settings
 
@@ -96,6 +97,7 @@ def _fill(template: str, runs: Sequence[Run], sections: Sequence[Section], live:
         "sections": sections,
         "live": live,
         "cards": make_cards(runs),
+        "seeds": make_seeds(runs),
         "pictures": any(run.pictures for run in runs),
         "settings": make_settings(runs),
         "facts": make_facts(runs),

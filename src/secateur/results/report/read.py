@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,8 @@ class Run:
     """By group, which layers a channel of it is in, and as how many filters; empty if only the result is known."""
     settings: dict[str, Any]
     engine: dict[str, Any]
+    setting: str
+    """All that it was asked for but the seed, and what it ran on: the same for runs that differ in their seed alone."""
     facts: dict[str, str]
     """What it was about and what it ran on, in words."""
     ends: tuple[Moment, Moment]
@@ -128,14 +131,16 @@ def read_run(folder: str | Path, name: str) -> Run:
     about = {**asked, **found}
     settings = _record(about, "settings", path)
     training = settings.get("keep_macs") == 1
+    layers = _layers(path)
     ends = [_moment({"event": "Start", **_record(found, end, path)}, summary, training) for end in ("before", "after")]
     return Run(
         name=text(name),
-        layers=_layers(path),
+        layers=layers,
         moments=[_moment(event, history, training) for event in read_lines(history)],
         members=_members(asked),
         settings=settings,
         engine=_record(about, "engine", path),
+        setting=json.dumps([_setting(about, path), [(layer.name, layer.before) for layer in layers]]),
         facts=_facts(about, path),
         ends=(ends[0], ends[1]),
         latency=_record(found, "latency", path),
@@ -194,6 +199,20 @@ def _members(asked: dict[str, Any]) -> dict[str, dict[str, int]]:
         for group, each in groups.items():
             members.setdefault(group, {})[str(name)] = each
     return members
+
+
+def _setting(about: dict[str, Any], path: Path) -> list[Any]:
+    settings, order = dict(_record(about, "settings", path)), dict(_record(about, "order", path))
+    seed = settings.pop("seed", None)
+    start = Path(str(order.pop("weights", None)))
+    own = path / start.name / "config.json"
+    if start.parent.name == path.resolve().name and own.is_file():
+        # Trained along with the run, by the same seed: it is the same for others if it was asked for the same.
+        _check(own)
+        first: Any = {**_record(read_json(own), "settings", own), "seed": None}
+    else:
+        first = str(start).replace(f"seed{seed}", "seed")
+    return [settings, order, first, *(about.get(key) for key in ("engine", "network", "input", "hardware", "versions"))]
 
 
 def _facts(about: dict[str, Any], path: Path) -> dict[str, str]:
