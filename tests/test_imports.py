@@ -25,7 +25,7 @@ FLOORS = [
     {"pruning", "training"},
     {"channels"},
     {"extras"},
-    {"errors", "words"},
+    {"errors", "plain", "words"},
 ]
 FORBIDDEN = {
     "training": {"channels"},

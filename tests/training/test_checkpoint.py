@@ -144,7 +144,7 @@ def test_events_are_cut_back_to_the_checkpoint(tmp_path) -> None:
         assert len(run.read_events()) == 3
         assert run.load() == {"step": 2}
         run.append_event({"step": 4})
-        assert run.read_events() == [{"step": 1, "loss": math.inf}, {"text": "ä\n"}, {"step": 4}]
+        assert run.read_events() == [{"step": 1, "loss": None}, {"text": "ä\n"}, {"step": 4}]
     path.write_bytes(b"{}\n{]\n")
     with RunFolder(tmp_path) as run, pytest.raises(DamagedRun, match="line 2 of"):
         run.read_events()

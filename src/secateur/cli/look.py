@@ -11,6 +11,7 @@ from textwrap import wrap
 from secateur.cli.display import waiting
 from secateur.cli.runs import Source, find_device
 from secateur.errors import InvalidSetting, InvalidTask
+from secateur.plain import to_json
 from secateur.recipes.recipe import Recipe
 from secateur.ticktock.schedule import TickTock
 from secateur.words import counted
@@ -132,7 +133,7 @@ class Evaluate:
         if not metrics:
             raise InvalidTask(f"{self.recipe} has nothing to test with: give its task test data, or evaluate")
         if self.json:
-            return json.dumps(metrics)
+            return to_json(metrics)
         return "\n".join(f"{name:<16} {value:.4f}" for name, value in metrics.items())
 
 

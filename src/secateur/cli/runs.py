@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from secateur.cli.display import Display, Scalars
 from secateur.errors import InvalidSetting
+from secateur.plain import to_json
 from secateur.ticktock.schedule import TickTock
 from secateur.training.engine import Engine
 
@@ -108,7 +108,7 @@ def start(
     if not World.current().leads:
         return ""
     if output.json:
-        return json.dumps({"macs": result.after.macs, "params": result.after.params, "metrics": result.metrics})
+        return to_json({"macs": result.after.macs, "params": result.after.params, "metrics": result.metrics})
     return f"{result}\n\nsaved in {output.out / 'result'}, whose card.md says how to load it"
 
 

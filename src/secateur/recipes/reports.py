@@ -17,6 +17,7 @@ import torch
 
 from secateur.data.catalog import find_dataset
 from secateur.models.lookup import find_model
+from secateur.plain import numbers
 from secateur.recipes.jobs import Order
 from secateur.recipes.paper import find_recipe
 from secateur.recipes.work import open_network
@@ -246,7 +247,7 @@ def main(run: dict[str, Any]) -> float:
 
 
 def main_of(metrics: dict[str, float]) -> float:
-    return next(iter(metrics.values()), float("nan"))
+    return next(iter(numbers(metrics).values()), float("nan"))
 
 
 def lower(run: dict[str, Any], what: str) -> str:
@@ -255,7 +256,7 @@ def lower(run: dict[str, Any], what: str) -> str:
 
 
 def changes(run: dict[str, Any]) -> list[str]:
-    before, after = run["before"]["metrics"], run["after"]["metrics"]
+    before, after = (numbers(run[end]["metrics"]) for end in ("before", "after"))
     return [f"{before[name]:.2f} -> {value:.2f} ({value - before[name]:+.2f})" for name, value in after.items()]
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from secateur.channels.cuts import Cuts
 from secateur.models.lookup import is_known
+from secateur.plain import to_json
 from secateur.results.atomic import write
 from secateur.results.load import tensors_of
 from secateur.results.summary import summarize
@@ -23,7 +24,7 @@ def save(result: Result, path: str | Path, **about: Any) -> Path:
     data for the summary: where the network came from, say.
     """
     folder = Path(path)
-    history = "".join(json.dumps(event.to_dict()) + "\n" for event in result.history)
+    history = "".join(to_json(event.to_dict()) + "\n" for event in result.history)
     # Copies, since what shares memory cannot be saved; each tensor is under one name.
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors_of(result.model).items()}
     plan = {**result.plan.to_dict(), "cuts": Cuts.of(result.plan).to_dict(), "network": about.get("network")}
@@ -32,7 +33,7 @@ def save(result: Result, path: str | Path, **about: Any) -> Path:
     write(folder / "plan.json", lambda target: target.write_text(json.dumps(plan)))
     write(folder / "card.md", lambda target: target.write_text(card(result, about)))
     # Last, so that where there is a summary there is a whole result.
-    summary = json.dumps(summarize(result, about), indent=2)
+    summary = to_json(summarize(result, about), indent=2)
     write(folder / "summary.json", lambda target: target.write_text(summary))
     return folder
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from secateur.channels.cost import Cost
 from secateur.channels.plan import Plan
+from secateur.plain import numbers
 from secateur.words import counted
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Finished(Event):
 def from_dict(data: dict[str, Any]) -> Event:
     """The event that `to_dict` has told of."""
     kinds = {kind.__name__: kind for kind in (Start, Tick, Tock, FineTune)}
-    values = dict(data)
+    values = numbers(data)
     return kinds[values.pop("event")](**values)
 
 
@@ -131,7 +132,7 @@ class Result:
     def metrics_before(self) -> dict[str, float]:
         """Of the original network."""
         if self.original is not None:
-            return self.original
+            return numbers(self.original)
         return self.history[0].metrics if self.history else {}
 
     @property

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from secateur.errors import DamagedRun, RunInUse
+from secateur.plain import to_json
 from secateur.training.packed import DTYPES, FORMATS, Packed, unpack
 
 RUN = {"format": "secateur-run", "version": 1}
@@ -52,7 +53,7 @@ class RunFolder:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write what the run was asked for; it appears whole or not at all."""
-        self._write("config.json", json.dumps(RUN | config, indent=2).encode())
+        self._write("config.json", to_json(RUN | config, indent=2).encode())
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
         """The same for a file of tensors, beside the checkpoints."""
@@ -77,7 +78,7 @@ class RunFolder:
 
     def append_event(self, event: dict[str, Any]) -> None:
         """Add a line to events.jsonl; it survives the process at once, and the machine from the next checkpoint on."""
-        line = json.dumps(event).encode() + b"\n"
+        line = to_json(event).encode() + b"\n"
         with self._worded("write events.jsonl of"):
             size = os.fstat(self._events).st_size
             try:
