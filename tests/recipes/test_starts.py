@@ -166,6 +166,7 @@ def test_a_pruned_network_is_not_pruned_further(chain: Chain, tmp_path: Path) ->
 def test_a_refused_run_leaves_nothing_that_the_next_one_would_take(chain: Chain, tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting):
         do(chain.after("pruned"), PRUNING, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     do(chain.after("baseline"), PRUNING, tmp_path / "run")
     files = [run / "result" / "model.safetensors" for run in (tmp_path / "run", chain["pruned"])]
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -174,7 +175,13 @@ def test_a_refused_run_leaves_nothing_that_the_next_one_would_take(chain: Chain,
 def test_a_run_that_could_not_begin_leaves_nothing_either(chain: Chain, tmp_path: Path) -> None:
     other = replace(chain.order, weights=str(chain["baseline"] / "original.safetensors"))
     with pytest.raises(UnreachableBudget):
-        do(other, PRUNING.but(keep_macs=1e-6), tmp_path / "run")
+        do(other, PRUNING.but(keep_macs=1e-6), tmp_path / "new" / "run")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(UnreachableBudget):
+        do(other, PRUNING.but(keep_latency=1e-6, keep_macs=None), tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
     do(chain.after("baseline"), PRUNING, tmp_path / "run")
     begun = weights(tmp_path / "run" / "original.safetensors")
     assert same(begun, weights(chain["baseline"] / "result" / "model.safetensors"))
@@ -197,6 +204,7 @@ def test_weights_that_are_not_there(chain: Chain, tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting) as caught:
         do(replace(chain.order, weights=str(nowhere)), PRUNING, tmp_path / "run")
     assert str(caught.value) == f"there is neither a run nor a file with weights at {nowhere}"
+    assert not (tmp_path / "run").exists()
 
 
 def test_weights_of_another_network(chain: Chain, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_budget_that_is_met_already_is_refused(budget: str, tmp_path: Path) ->
     quick(finetune_epochs=0)(net, graph, task, folder=tmp_path / "first")
     with pytest.raises(InvalidSetting, match=r"has \d+\.\d% of the \w+ left already: ask for less, or finetune it"):
         prune_further(tmp_path / "first", tmp_path / "second", quick(**{budget: 0.9}))
-    assert not (tmp_path / "second" / "config.json").exists()
+    assert not (tmp_path / "second").exists()
 
 
 def test_another_score_takes_over(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
     kept.write_bytes(kept.read_bytes()[:-1])
     with pytest.raises(DamagedRun, match="pruned is damaged"):
         prune_further(first, second, smaller)
-    assert not (second / "config.json").exists()
+    assert not second.exists()
 
 
 def test_a_run_that_removes_nothing_has_nothing_to_go_on_from(tmp_path: Path) -> None:

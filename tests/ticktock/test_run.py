@@ -366,6 +366,13 @@ def test_a_score_that_could_not_go_on_is_refused_at_once(state: dict[str, Any], 
     settings.steps(*given)
 
 
+def test_a_folder_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(secateur.DamagedRun, match="does not say that it is a secateur-run"):
+        quick().steps(*prepared(), folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
 def test_rates_do_not_go_below_zero_if_there_are_more_batches_than_told() -> None:
     run = Run(quick(), *prepared())
     for shape in ("triangle", "warmup", "cosine"):

@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+from contextlib import suppress
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from saved import same
 from torch import nn
 
-from secateur.errors import DamagedRun, InvalidSetting
-from secateur.training.checkpoint import RunFolder
+from secateur.errors import DamagedRun, InvalidSetting, RunInUse
+from secateur.training.checkpoint import RunFolder, as_it_was
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16]
 DTYPES += [torch.int32, torch.int64, torch.complex64, torch.complex128, torch.uint16, torch.float8_e4m3fn]
@@ -159,3 +160,30 @@ def test_the_last_two_are_kept(tmp_path) -> None:
         paths = [run.save({"step": step}) for step in range(5)]
         assert sorted((tmp_path / "checkpoints").iterdir()) == paths[-2:]
         assert paths[-1].name == "00000005"
+
+
+def test_a_start_that_fails_leaves_the_folder_as_it_was(tmp_path) -> None:
+    folder = tmp_path / "new" / "run"
+
+    def fail(begin: bool = False) -> None:
+        with suppress(KeyboardInterrupt), as_it_was(folder, "mine"), RunFolder(folder) as run:
+            run.write_tensors("mine", {"a": torch.zeros(1)})
+            if begin:
+                run.write_config({})
+            raise KeyboardInterrupt
+
+    fail()
+    assert list(tmp_path.iterdir()) == []
+    folder.mkdir(parents=True)
+    (folder / "mine").write_text("there before")
+    fail()
+    assert [path.name for path in folder.iterdir()] == ["mine"]
+    fail(begin=True)
+    assert {path.name for path in folder.iterdir()} == {".lock", "events.jsonl", "mine", "config.json"}
+
+
+def test_a_start_in_a_folder_that_another_process_has_just_taken_leaves_it_its_files(tmp_path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(RunInUse), as_it_was(folder), RunFolder(folder), RunFolder(folder):
+        pass
+    assert {path.name for path in folder.iterdir()} == {".lock", "events.jsonl"}

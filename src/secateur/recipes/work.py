@@ -37,7 +37,7 @@ from secateur.ticktock.record import ORIGINAL, prune_further
 from secateur.ticktock.run import Run
 from secateur.ticktock.schedule import BUDGETS, TickTock
 from secateur.training.batches import device_of
-from secateur.training.checkpoint import RunFolder, read_config
+from secateur.training.checkpoint import RunFolder, as_it_was, read_config
 from secateur.training.distributed import World
 from secateur.training.engine import Engine
 from secateur.training.randomness import seeded
@@ -47,6 +47,8 @@ BASELINE, AGAIN = "baseline", "again"
 """Within the run: what is trained first, and once more, before anything is pruned."""
 SHAPE, TEACHER = "shape.json", "teacher.safetensors"
 """Beside the run: the plan by which the network was cut before, and what it learns from."""
+TAKEN = ORIGINAL, SHAPE, TEACHER, TABLE
+"""What a run that begins puts into its folder first."""
 
 
 @dataclass(frozen=True)
@@ -81,37 +83,38 @@ def perform(
         order = _with_again(order, settings, engine, out, device, watcher)
     else:
         order = replace(order, weights=reopen(further)[0].weights, again=0)
-    if begun:
-        _check_same(order, out)
-    watcher.say(f"building {order.recipe}")
-    job = build(order, settings.seed, device)
-    if not begun:
-        _keep_files(job, order, settings, out, further)
-    whole, teacher, plan = _prepare(job, order, settings, out)
-    graph = analyze(job.model, job.example)
-    for note in graph.notes:
-        watcher.say(f"note: {note}")
-    about = {"order": order.to_dict(), "network": job.network, "input": shape_of(graph.input)}
-    again = read_config(out).get("again") if begun else _again_of(out, order)
-    if again is not None and plan is None:
-        about["again"] = again
-    timed = settings.keep_latency is not None or settings.ranking == "score_per_microsecond"
-    table = latency_table(job, settings, engine, out, watcher.say) if timed else None
-    if table is not None:
-        about["latency_table"] = table.where
-    with _going_further(further if not begun else None, out, settings):
-        run = Run(
-            settings,
-            job.model,
-            graph,
-            job.task,
-            engine=engine,
-            folder=out,
-            about=about,
-            say=watcher.say,
-            teacher=teacher,
-            latency=table,
-        )
+    with as_it_was(out, *TAKEN) if world.leads else nullcontext():
+        if begun:
+            _check_same(order, out)
+        watcher.say(f"building {order.recipe}")
+        job = build(order, settings.seed, device)
+        if not begun:
+            _keep_files(job, order, settings, out, further)
+        whole, teacher, plan = _prepare(job, order, settings, out)
+        graph = analyze(job.model, job.example)
+        for note in graph.notes:
+            watcher.say(f"note: {note}")
+        about = {"order": order.to_dict(), "network": job.network, "input": shape_of(graph.input)}
+        again = read_config(out).get("again") if begun else _again_of(out, order)
+        if again is not None and plan is None:
+            about["again"] = again
+        timed = settings.keep_latency is not None or settings.ranking == "score_per_microsecond"
+        table = latency_table(job, settings, engine, out, watcher.say) if timed else None
+        if table is not None:
+            about["latency_table"] = table.where
+        with _going_further(further if not begun else None, out, settings):
+            run = Run(
+                settings,
+                job.model,
+                graph,
+                job.task,
+                engine=engine,
+                folder=out,
+                about=about,
+                say=watcher.say,
+                teacher=teacher,
+                latency=table,
+            )
     run.watch = watcher.step
     result = None
     try:
@@ -339,7 +342,7 @@ def _keep_files(job: Job, order: Order, settings: TickTock, out: Path, further: 
     if world.leads:
         # Locked, lest another run that has just begun here loses its files.
         with closing(RunFolder(out)):
-            for name in (ORIGINAL, SHAPE, TEACHER, TABLE):
+            for name in TAKEN:
                 # What is there without a run was left by one that could not begin.
                 (out / name).unlink(missing_ok=True)
                 if further is not None and (further / name).is_file():
@@ -377,7 +380,7 @@ def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
             raise InvalidSetting(f"{order.weights} is pruned already: prune the whole network further, or finetune")
         if start.original is not None:
             load_weights_(job.model, start.original)
-            _save(job.model, out / TEACHER)
+            write(out / TEACHER, lambda target: save_model(job.model, str(target)))
         elif settings.distill:
             raise InvalidSetting(
                 f"distill needs the unpruned network, and there is no {ORIGINAL} with {order.weights}: name the run "
@@ -391,8 +394,4 @@ def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
             initialize_(job.model)
     elif start is not None:
         start.fill_(job.model)
-    _save(job.model, out / ORIGINAL)
-
-
-def _save(model: nn.Module, path: Path) -> None:
-    write(path, lambda target: save_model(model, str(target)))
+    write(out / ORIGINAL, lambda target: save_model(job.model, str(target)))

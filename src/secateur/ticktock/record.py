@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from secateur.errors import DamagedRun, InvalidSetting
 from secateur.pruning.scores import check_state
 from secateur.pruning.select import UNITS
 from secateur.ticktock.events import Event, Finished, from_dict
-from secateur.training.checkpoint import REFUSALS, RunFolder, read_checkpoint, read_config
+from secateur.training.checkpoint import REFUSALS, RunFolder, as_it_was, read_checkpoint, read_config
 from secateur.training.loop import Position
 
 if TYPE_CHECKING:
@@ -54,17 +55,19 @@ class Record:
         check_state(run.pruner.score)
         self.run = run
         self.path = Path(path)
-        self.folder = RunFolder(path, say=say) if run.world.leads else None
+        self.folder: RunFolder | None = None
         self.not_before = 0.0
         mine = {
             "settings": run.settings.to_dict(),
             "channels": [[group.name, group.size] for group in run.pruner.graph.groups],
         }
-        try:
-            self._open(mine, about)
-        except BaseException:
-            self.finish()
-            raise
+        with as_it_was(self.path, ORIGINAL) if run.world.leads else nullcontext():
+            try:
+                self.folder = RunFolder(path, say=say) if run.world.leads else None
+                self._open(mine, about)
+            except BaseException:
+                self.finish()
+                raise
 
     def _open(self, mine: dict[str, Any], about: dict[str, Any]) -> None:
         """Begin, or go on from the last checkpoint."""
@@ -149,7 +152,11 @@ def prune_further(source: str | Path, target: str | Path, settings: TickTock) ->
             raise InvalidSetting(f"{source} has another {name}: what it has done cannot go on with this one")
     if (target / "config.json").exists():
         raise InvalidSetting(f"{target} holds a run already: resume that, or name another folder")
-    with RunFolder(target) as folder, (source / "events.jsonl").open("rb") as events:
+    with (
+        as_it_was(target, ORIGINAL),
+        RunFolder(target) as folder,
+        (source / "events.jsonl").open("rb") as events,
+    ):
         try:
             _, length = read_checkpoint(kept, events.fileno())
         except REFUSALS as error:

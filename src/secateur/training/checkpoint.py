@@ -11,7 +11,7 @@ import shutil
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -220,6 +220,30 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
+
+
+@contextmanager
+def as_it_was(path: Path, *names: str) -> Iterator[None]:
+    """A start that fails leaves the folder as it was, unless a run has begun there, which then has a config.json.
+
+    names: the files that the start may put there, beside those of a `RunFolder`.
+    """
+    config = path / "config.json"
+    new = [file for name in (".lock", "events.jsonl", *names) if not (file := path / name).exists()]
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    begun = config.exists()
+    try:
+        yield
+    except RunInUse:
+        raise  # what is there is another's
+    except BaseException:
+        if config.exists() == begun:
+            with suppress(OSError):  # the path is a file's, or somebody else has put something there
+                for file in new:
+                    file.unlink(missing_ok=True)
+                for folder in missing:
+                    folder.rmdir()
+        raise
 
 
 def read_config(folder: Path) -> dict[str, Any]:
