@@ -2,16 +2,19 @@
 
 import copy
 import json
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
 from small import SIZE, batches, prepared, quick
-from torch import nn
+from torch import Tensor, nn
 
 import secateur
 from secateur import InvalidModel, InvalidSetting, InvalidTask, Task, TickTock, UnknownName, UnreachableBudget
+from secateur.pruning.scores import OfFilters
 
 
 def test_the_defaults_are_the_papers() -> None:
@@ -76,6 +79,53 @@ def test_numbers_of_numpy_and_scores_of_ones_own_are_plain_data() -> None:
     settings = TickTock(keep_macs=0.5, score=Mine()).but(keep_macs=numpy.float32(0.5), seed=numpy.int64(3))
     told = json.loads(json.dumps(settings.to_dict()))
     assert (told["keep_macs"], told["seed"], told["score"]) == (0.5, 3, "Mine")
+
+
+class Powered(OfFilters):
+    """A score with settings of its own, and a count that is none of them."""
+
+    def __init__(self, power: float, layers: tuple[str, ...] = (), weigh: Any = None) -> None:
+        self.power, self._layers, self.weigh = power, layers, weigh
+        self.calls = 0
+
+    def worth(self, rows: Tensor) -> Tensor:
+        self.calls += 1
+        return rows.abs().pow(self.power).sum(1)
+
+
+@dataclass(eq=False)
+class Scaled(OfFilters):
+    by: float = 2.0
+
+    def worth(self, rows: Tensor) -> Tensor:
+        return self.by * rows.abs().sum(1)
+
+
+def test_instances_of_a_score_are_told_apart() -> None:
+    told = [
+        TickTock(keep_macs=0.5, score=score).to_dict()["score"]
+        for score in (Powered(2, ("fc",)), Powered(3.0, weigh=torch.ones(1)), Scaled(), Scaled(0.5))
+    ]
+    assert told == [
+        "Powered(power=2, layers=('fc',), weigh=None)",
+        "Powered(power=3.0, layers=())",
+        "Scaled(by=2.0)",
+        "Scaled(by=0.5)",
+    ]
+
+
+@pytest.mark.parametrize("kind", [Powered, Scaled])
+def test_a_run_does_not_go_on_with_another_instance_of_its_score(kind: Any, tmp_path: Path) -> None:
+    model, graph, task = prepared()
+    score = kind(2.0)
+    steps = quick(score=score).steps(model, graph, task, folder=tmp_path)
+    for _ in range(3):
+        next(steps)
+    steps.close()
+    with pytest.raises(InvalidSetting, match=r"a run with other settings \(score\): resume it as it was"):
+        quick(score=kind(1.0)).steps(model, graph, task, folder=tmp_path)
+    # The same one, although it has been used.
+    assert quick(score=score)(model, graph, task, folder=tmp_path).after.macs <= 0.5 * graph.macs
 
 
 def refuse(error: type[Exception], message: str, settings: TickTock, model: nn.Module, graph: Any, task: Task) -> None:

@@ -6,6 +6,7 @@ several gates or filters its numbers are added up (Eq. 8). Write your own by sub
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -94,6 +95,25 @@ def make_score(score: str | Score) -> Score:
     if score not in SCORES:
         raise unknown_name("score", score, list(SCORES))
     return SCORES[score]()
+
+
+def describe(score: Score) -> str:
+    """The class and what the instance was made with, as far as that is plain and kept under its name: how a run that
+    goes on knows its score again.
+
+    >>> describe(Random(seed=3)), describe(Taylor()), describe(Oracle(lambda model: torch.zeros(())))
+    ('Random(seed=3)', 'Taylor', 'Oracle')
+    """
+    kind = type(score)
+    kept = {name: getattr(score, name, getattr(score, f"_{name}", ...)) for name in inspect.signature(kind).parameters}
+    plain = ", ".join(f"{name}={value!r}" for name, value in kept.items() if _is_plain(value))
+    return f"{kind.__name__}({plain})" if plain else kind.__name__
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def checked(score: Score, values: Tensor, kept: Tensor) -> Tensor:

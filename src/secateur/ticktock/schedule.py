@@ -235,8 +235,10 @@ class TickTock:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        # A score of the user's own goes by the name of its class.
-        values["score"] = self.score if isinstance(self.score, str) else type(self.score).__name__
+        if not isinstance(self.score, str):
+            from secateur.pruning.scores import describe
+
+            values["score"] = describe(self.score)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
