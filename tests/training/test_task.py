@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from secateur import InvalidTask, Task, classification, segmentation
 from secateur.training.batches import count
+from secateur.training.task import pair
 
 
 class Fixed(nn.Module):
@@ -161,6 +162,42 @@ def test_test_data_without_a_length() -> None:
 def test_examples_in_the_place_of_batches(label: Any) -> None:
     with pytest.raises(InvalidTask, match="got one and its label: put a DataLoader around the data"):
         classification([]).loss(Fixed(), (torch.eye(4)[3], label))
+
+
+@pytest.mark.parametrize(
+    ("image", "label"), [("image", "label"), ("pixel_values", "labels"), ("Input", "y"), ("a", "target"), ("a", "b")]
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_dicts_in_any_order(image: str, label: str, turned: bool) -> None:
+    images, labels = torch.rand(4, 3, 8, 8), torch.arange(4, dtype=torch.int32)
+    items = [(image, images), (label, labels)]
+    found = pair(dict(items[::-1] if turned else items))
+    assert found[0] is images
+    assert torch.equal(found[1], labels.long())
+
+
+def test_names_come_before_kinds() -> None:
+    """Images of whole numbers, and a share of every class."""
+    images, labels = torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.rand(4, 10)
+    found = pair({"label": labels, "image": images})
+    assert found[0] is images
+    assert found[1] is labels
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (torch.rand(4, 10), torch.rand(4, 10)),
+        (torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.rand(4, 10)),
+        (torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4)),
+        ([1, 2], torch.arange(4)),
+    ],
+    ids=["same", "contrary", "whole", "list"],
+)
+def test_dicts_that_do_not_tell_are_not_guessed_at(values: tuple[Any, Any]) -> None:
+    message = "a batch with the keys 'b' and 'a' does not tell which are the images: call them 'image' and 'label', or"
+    with pytest.raises(InvalidTask, match=message):
+        pair({"b": values[1], "a": values[0]})
 
 
 def test_what_is_no_data_and_what_is_no_function() -> None:

@@ -18,6 +18,10 @@ from secateur.words import counted
 Loss = Callable[[nn.Module, Any], Tensor]
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
+IMAGES = {"image", "images", "img", "imgs", "pixel_values", "input", "inputs", "x"}
+LABELS = {"label", "labels", "target", "targets", "class", "classes", "mask", "masks", "y"}
+"""What the two parts of a batch are called in dicts."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -154,7 +158,7 @@ def segmentation(
 def pair(batch: Any) -> tuple[Any, Tensor]:
     """Images and labels, from a pair or a dict of that kind; labels of any whole numbers are made long."""
     if isinstance(batch, Mapping) and len(batch) == 2:
-        batch = tuple(batch.values())
+        batch = _by_key(batch)
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and _is_one(batch[1]):
         raise InvalidTask("a batch must hold several images, got one and its label: put a DataLoader around the data")
     if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
@@ -164,6 +168,35 @@ def pair(batch: Any) -> tuple[Any, Tensor]:
         )
     images, labels = batch
     return images, labels if labels.is_floating_point() else labels.long()
+
+
+def _by_key(batch: Mapping[Any, Any]) -> tuple[Any, Any]:
+    """Images and labels of a dict, whichever comes first: by their names, or else by what they are."""
+    one, other = batch
+    parts = batch[one], batch[other]
+    first = _role(one) - _role(other) or _fit(*parts) - _fit(*parts[::-1])
+    if not first:
+        raise InvalidTask(
+            f"a batch with the keys {one!r} and {other!r} does not tell which are the images: call them 'image' and "
+            "'label', or write Task(train, loss=lambda model, batch: ...)"
+        )
+    return parts if first > 0 else parts[::-1]
+
+
+def _role(name: Any) -> int:
+    word = str(name).lower()
+    return (word in IMAGES) - (word in LABELS)
+
+
+def _fit(images: Any, labels: Any) -> bool:
+    """Whether these can be images and labels, and not the other way round."""
+    return (
+        isinstance(images, Tensor)
+        and isinstance(labels, Tensor)
+        and images.is_floating_point()
+        and not labels.is_floating_point()
+        and images.dim() > labels.dim()
+    )
 
 
 def _is_one(label: Any) -> bool:
