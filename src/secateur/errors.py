@@ -8,6 +8,10 @@ class SecateurError(Exception):
     """Base of every error that Secateur raises on purpose."""
 
 
+class InvalidArgument(SecateurError, TypeError):
+    """An argument is another kind of thing than the function takes."""
+
+
 class InvalidModel(SecateurError, ValueError):
     """The model cannot be analysed as it is."""
 

@@ -284,7 +284,6 @@ def test_the_table_and_the_data_tell_the_same() -> None:
             "'0' is a DataParallel wrapper: put its .module in its place",
         ),
         (nn.Sequential(nn.LazyConv2d(4, 3)), "has no shape yet"),
-        (lambda x: x, "a model is an nn.Module, got function"),
     ],
 )
 def test_models_that_cannot_be_analysed(model: object, message: str) -> None:

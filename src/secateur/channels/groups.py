@@ -13,7 +13,7 @@ from secateur.channels.cost import Cost, CostRow, Formula, savings
 from secateur.channels.example import Calls
 from secateur.channels.labels import Role
 from secateur.channels.sites import Site
-from secateur.errors import InvalidPlan, unknown_name
+from secateur.errors import InvalidArgument, InvalidPlan, unknown_name
 from secateur.words import counted
 
 
@@ -243,3 +243,11 @@ class ChannelGraph:
             f"ChannelGraph({counted(len(self.groups), 'group')}, {counted(self.num_channels, 'channel')}, "
             f"{counted(len(self.frozen), 'frozen layer')})"
         )
+
+
+def check_graph(graph: Any) -> ChannelGraph:
+    """Raise for what is no graph."""
+    if not isinstance(graph, ChannelGraph):
+        kind = type(graph).__name__
+        raise InvalidArgument(f"a channel graph is wanted, got {kind}: make it with secateur.analyze(model, example)")
+    return graph

@@ -15,16 +15,21 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from secateur.channels.example import Example
-from secateur.errors import InvalidExample, InvalidModel, place_of
+from secateur.errors import InvalidArgument, InvalidExample, InvalidModel, place_of
 
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 """Modules that hold another one, and under which name."""
 
 
+def check_module(model: Any) -> None:
+    """Raise for what is no network at all."""
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(f"a model is an nn.Module, got {type(model).__name__}: pass the network itself")
+
+
 def check_model(model: Any, example: Example) -> None:
     """Raise if this model cannot be analysed, naming what and the remedy."""
-    if not isinstance(model, nn.Module):
-        raise InvalidModel(f"a model is an nn.Module, got {type(model).__name__}")
+    check_module(model)
     for name, module in model.named_modules():
         kind = type(module).__name__
         where = f"module {name!r}" if name else "the model"

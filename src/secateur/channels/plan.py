@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from secateur.channels.cost import Cost, is_kept
-from secateur.channels.groups import ChannelGraph, ChannelGroup
+from secateur.channels.groups import ChannelGraph, ChannelGroup, check_graph
 from secateur.errors import InvalidPlan
 from secateur.words import counted
 
@@ -37,6 +37,7 @@ class Plan:
     """A boolean per channel of the graph."""
 
     def __post_init__(self) -> None:
+        check_graph(self.graph)
         if self.kept.dtype != torch.bool or self.kept.shape != (self.graph.num_channels,):
             raise InvalidPlan(
                 f"a selection needs one boolean for each of the {self.graph.num_channels} channels, "
@@ -74,7 +75,7 @@ class Plan:
     @classmethod
     def keep(cls, graph: ChannelGraph, groups: Mapping[str, Iterable[int] | Tensor]) -> Plan:
         """Keep these channels of these groups, and everything else whole."""
-        kept = graph.all_kept()
+        kept = check_graph(graph).all_kept()
         for name, indices in groups.items():
             group = graph.group(name)
             kept[group.start : group.start + group.size] = False
@@ -87,7 +88,7 @@ class Plan:
         if not 0 <= fraction < 1:
             raise InvalidPlan(f"fraction must be at least 0 and below 1, got {fraction}")
         generator = torch.Generator().manual_seed(seed)
-        kept = graph.all_kept()
+        kept = check_graph(graph).all_kept()
         for group in graph.groups:
             if group.size > group.at_least and fraction > 0:
                 count = min(max(1, round(fraction * group.size)), group.size - group.at_least)
@@ -163,7 +164,7 @@ class Plan:
         for name, entry in data["groups"].items():
             if not isinstance(entry, dict) or not isinstance(entry.get("kept"), list):
                 raise InvalidPlan(f'group {name!r} of the plan needs "size" and "kept"')
-            size = graph.group(name).size
+            size = check_graph(graph).group(name).size
             if entry.get("size") != size:
                 raise InvalidPlan(
                     f"group {name!r} has {counted(size, 'channel')} here and {entry.get('size')} in the plan: another "

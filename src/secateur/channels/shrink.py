@@ -12,9 +12,10 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils._pytree import tree_leaves
 
 from secateur.channels.cost import is_kept
+from secateur.channels.guard import check_module
 from secateur.channels.plan import Plan
 from secateur.channels.shapes import memory_format
-from secateur.errors import InvalidModel, InvalidPlan
+from secateur.errors import InvalidArgument, InvalidModel, InvalidPlan
 
 
 def shrink(model: nn.Module, plan: Plan) -> nn.Module:
@@ -23,6 +24,7 @@ def shrink(model: nn.Module, plan: Plan) -> nn.Module:
 
 
 def copy_model(model: nn.Module) -> nn.Module:
+    check_module(model)
     # What a forward pass has left in the modules, as weight_norm does, torch copies only without its history.
     left = [tensor for module in model.modules() for tensor in tree_leaves(vars(module)) if _has_history(tensor)]
     try:
@@ -34,6 +36,10 @@ def copy_model(model: nn.Module) -> nn.Module:
 
 def tensors_for(model: nn.Module, plan: Plan, since: Plan | None = None) -> dict[str, Tensor]:
     """Every parameter and buffer by name; raises if the plan was made for another network."""
+    check_module(model)
+    if not isinstance(plan, Plan):
+        kind = type(plan).__name__
+        raise InvalidArgument(f"a plan is wanted, got {kind}: make it with secateur.Plan.keep(graph, ...) or Plan.drop")
     tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
     for name, shape in plan.graph.shapes.items():
         if name not in tensors:

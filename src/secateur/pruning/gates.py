@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from secateur.channels.cost import is_kept
-from secateur.channels.groups import ChannelGraph, ChannelGroup, Member
+from secateur.channels.groups import ChannelGraph, ChannelGroup, Member, check_graph
+from secateur.channels.guard import check_module
 from secateur.channels.labels import Role
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import shrink_
@@ -130,8 +131,9 @@ def insert_gates_(model: nn.Module, graph: ChannelGraph, *, filter_scale: Filter
     >>> type(merge_gates_(net)[1]).__name__
     'BatchNorm2d'
     """
+    check_module(model)
     tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
-    for name, shape in graph.shapes.items():
+    for name, shape in check_graph(graph).shapes.items():
         if name not in tensors or tuple(tensors[name].shape) != shape:
             raise InvalidPlan(f"the graph is of another network: it has {name!r} of shape {shape}")
     for name, module in model.named_modules():
@@ -218,6 +220,7 @@ def _penalty(weight: Tensor | None, axis: int, scale: FilterScale) -> float:
 @torch.no_grad()
 def merge_gates_(model: nn.Module) -> nn.Module:
     """Multiply every gate into its module and take it away; nothing of ours remains."""
+    check_module(model)
     for name, module in model.named_modules():
         if isinstance(module, Gated) and module.gate_fold.weight is None and not bool(module.gate_mask.all()):
             raise InvalidModel(f"{name!r} has no parameters that could hold a mask: cut the channels first")

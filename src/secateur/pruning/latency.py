@@ -17,6 +17,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from secateur.channels.cost import is_kept
 from secateur.channels.example import Example
 from secateur.channels.groups import ChannelGraph
+from secateur.channels.guard import check_module
 from secateur.channels.shrink import copy_model
 from secateur.errors import InvalidSetting
 from secateur.words import counted
@@ -132,6 +133,7 @@ def measure_latency(
     On a GPU the rest of the network's time, of norms, activations and sums, is laid on the layers by how much they put
     out. On a CPU it is not: what runs a network there mostly does such things along with the convolutions.
     """
+    check_module(model)
     calls = _watch(model, Example.of(example))
     layout = torch.channels_last if channels_last else torch.contiguous_format
     done: dict[object, LayerTable] = {}

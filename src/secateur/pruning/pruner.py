@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from secateur.channels.analyze import Ignore, analyze
 from secateur.channels.cost import Cost
-from secateur.channels.groups import ChannelGraph
+from secateur.channels.groups import ChannelGraph, check_graph
 from secateur.channels.plan import Plan
-from secateur.errors import InvalidModel, InvalidOptimizer, InvalidSetting
+from secateur.errors import InvalidArgument, InvalidModel, InvalidOptimizer, InvalidSetting
 from secateur.pruning.gates import FilterScale, Gates, insert_gates_, merge_gates_
 from secateur.pruning.latency import LatencyTable
 from secateur.pruning.scores import Score, Taylor, checked, make_score
@@ -87,6 +87,8 @@ class Pruner:
         filter_scale: FilterScale = "norm",
         latency: LatencyTable | None = None,
     ) -> None:
+        if isinstance(example, ChannelGraph):
+            raise InvalidArgument("the example is a channel graph: pass that by its name, Pruner(model, graph=graph)")
         if graph is None:
             if example is None:
                 raise InvalidSetting("a Pruner needs an example input of the model, or its channel graph")
@@ -95,7 +97,7 @@ class Pruner:
         self.rank: Rank = rank
         self.rank_power = rank_power
         self.limits = Limits(min_channels, min_ratio, multiple_of, at_least or {})
-        self.graph = graph
+        self.graph = check_graph(graph)
         self.floors = self.limits.floors(graph)
         self.latency = latency
         ranked(graph, graph.all_kept(), torch.zeros(graph.num_channels), rank, latency)

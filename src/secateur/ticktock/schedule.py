@@ -284,9 +284,10 @@ class TickTock:
         folder: where the run lives; one that was stopped there goes on where it was, given the same again.
         latency: what layers take, from `measure_latency`; for keep_latency.
         """
+        from secateur.channels.groups import check_graph
         from secateur.ticktock.run import Run
 
-        return Run(self, model, graph, task, engine=engine, folder=folder, latency=latency).events()
+        return Run(self, model, check_graph(graph), task, engine=engine, folder=folder, latency=latency).events()
 
 
 SHAPES = ("triangle", "warmup", "cosine", "steps", "constant")
