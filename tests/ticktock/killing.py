@@ -132,17 +132,17 @@ def kill(process: Started) -> None:
 
 
 def kill_until_finished(folder: Path, dice: random.Random, most: int) -> list[tuple[float, str]]:
-    """Kill a run again and again, at most so often; moments since it had begun, and where it then went on."""
+    """Kill a run again and again, at most so often; moments since it had begun, or saved, and where it then went on."""
     log: list[tuple[float, str]] = []
     while True:
         process = resume(folder) if (folder / "config.json").exists() else Fork(folder, beginning(folder))
-        moment = dice.uniform(0.0, 1.2)
-        if len(log) < most and has_begun(process, folder):
+        moment, reached = dice.uniform(0.0, 1.0), dice.choice([has_begun, has_saved])
+        if len(log) < most and reached(process, folder):
             time.sleep(moment)
             if process.poll() is None:
                 kill(process)
                 log.append((moment, place(folder)))
-                print(f"killed {moment:.2f} s after it had begun; goes on in {log[-1][1]}")
+                print(f"{reached.__name__}, killed {moment:.2f} s later; goes on in {log[-1][1]}")
                 continue
         status, _, err = finish(process)
         assert status == 0, err
