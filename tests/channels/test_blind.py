@@ -247,6 +247,18 @@ def test_a_tiny_scale_hides_nothing(scale: float) -> None:
     assert {layer.name for layer in graph.frozen} == {"inner.a", "head"}
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_outputs_that_add_up_to_nothing_are_no_difference(seed: int) -> None:
+    """As of a last layer that started at zero and has learnt from a softmax: only rounding is left of their sum."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(3, 128, 1), nn.ReLU(), nn.Conv2d(128, 10, 1, bias=False)).double()
+    model[2].weight.data -= model[2].weight.mean(0)
+    pixel = torch.randn(1, 3, 1, 1).double()
+    graph = secateur.analyze(model, pixel)
+    assert graph.num_channels == 128
+    assert secateur.verify(model, secateur.Plan.drop(graph, 0.5, seed), pixel).difference < 1e-14
+
+
 class Complex(nn.Module):
     def __init__(self) -> None:
         super().__init__()

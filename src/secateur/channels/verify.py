@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -158,11 +159,11 @@ def compare(
     for mode, (cast, expected) in masked.items():
         got = run(work, cast, mode)
         compared = expected.outputs
-        found = gaps_between(compared, got.outputs, TOLERANCES[precision])
+        found = gaps_between(compared, got.outputs, hiding=0.01 / TOLERANCES[precision])
         wrong = found is None or any(relative > TOLERANCES[precision] for _, relative in found)
         parted = wrong and _choose_otherwise(expected, got)
         ours, theirs = _until_they_part(expected, got)
-        steps = gaps_between(ours, theirs, TOLERANCES[precision]) or []
+        steps = gaps_between(ours, theirs) or []
         if expected.blind or parted:
             chosen = True
             compared = ours
@@ -215,12 +216,12 @@ def _until_they_part(expected: Outcome, got: Outcome) -> tuple[list[Tensor], lis
 
 
 def gaps_between(
-    expected: Sequence[Tensor], got: Sequence[Tensor], tolerance: float
+    expected: Sequence[Tensor], got: Sequence[Tensor], hiding: float = math.inf
 ) -> list[tuple[float, float]] | None:
     """For each tensor the largest absolute difference, also relative to its largest value; None for other shapes.
 
-    Values in common that are so large that a difference could hide behind them, as -1e9 at places that do not count,
-    are left out.
+    hiding: values in common that are so many times larger than what differs, as -1e9 at places that do not count, are
+    left out: a difference could hide behind them.
     """
     if [t.shape for t in got] != [t.shape for t in expected]:
         return None
@@ -230,6 +231,6 @@ def gaps_between(
         if bool(differ.any()):
             gap = float((a - b)[differ].abs().nan_to_num(float("inf"), float("inf")).max())
             size = a.abs().nan_to_num(0, 0, 0)
-            hides = ~differ & (size > 0.01 / tolerance * size[differ].max())
+            hides = ~differ & (size > hiding * size[differ].max())
             gaps.append((gap, gap / max(float(size[~hides].max()), 1e-30)))
     return gaps
