@@ -83,6 +83,47 @@ def test_a_network_of_the_users_own(tmp_path: Path) -> None:
     assert torch.equal(loaded.scale, result.model.scale)
 
 
+class Constants(nn.Module):
+    """Tensors in a list, and a checkpoint that is read when it is built."""
+
+    def __init__(self, checkpoint: dict[str, Tensor] | None = None) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 3))
+        self.scales = [torch.tensor(2.0), torch.tensor(3.0)]
+        if checkpoint is not None:
+            self.load_state_dict(checkpoint)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x / self.scales[1])
+
+
+@pytest.mark.parametrize("checkpoint", [None, Constants().state_dict()], ids=["random", "checkpoint"])
+def test_a_build_that_makes_constants_or_reads_a_checkpoint(
+    checkpoint: dict[str, Tensor] | None, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    example = torch.randn(2, 3, 6, 6)
+    result = saved(Constants(), tmp_path, example)
+    same(result, secateur.load(tmp_path, build=lambda: Constants(checkpoint)), example)
+    assert not recwarn.list
+
+
+def test_a_build_that_returns_a_job(tmp_path: Path) -> None:
+    example = torch.randn(2, 3, 6, 6)
+    result = saved(Odd(), tmp_path, example)
+    task = secateur.Task([example], lambda model, batch: model(batch).sum())
+    same(result, secateur.load(tmp_path, build=lambda: secateur.Job(Odd(), example, task)), example)
+
+
+def test_without_build_the_error_names_what_the_run_was_given(tmp_path: Path) -> None:
+    example = torch.randn(2, 3, 6, 6)
+    saved(Odd(), tmp_path, example, order={"recipe": "my_project.task:build"})
+    with pytest.raises(secateur.InvalidModel, match=r"as --build my_project\.task:build, or build=build in Python$"):
+        secateur.load(tmp_path)
+    saved(Odd(), tmp_path, example, order={"recipe": "two words:\n"})
+    with pytest.raises(secateur.InvalidModel, match=r"as build= or --build$"):
+        secateur.load(tmp_path)
+
+
 def test_what_is_loaded_can_be_trained_and_pruned_again(tmp_path: Path) -> None:
     example = torch.randn(2, 3, 6, 6)
     saved(Odd(), tmp_path, example)
@@ -255,7 +296,9 @@ def test_another_network_is_refused(tmp_path: Path) -> None:
     saved(Odd(), tmp_path, torch.randn(2, 3, 6, 6))
     with pytest.raises(secateur.DamagedResult, match=r"the network has no first\.\w+: it is another one"):
         secateur.load(tmp_path, build=lambda: nn.Linear(2, 2))
-    with pytest.raises(secateur.InvalidModel, match=r"build must return a torch\.nn\.Module, got int"):
+    with pytest.raises(
+        secateur.InvalidModel, match=r"build must return a torch\.nn\.Module or a secateur\.Job, got int"
+    ):
         secateur.load(tmp_path, build=lambda: 3)  # pyright: ignore
     for build in (Odd(), "Odd"):
         with pytest.raises(secateur.InvalidModel, match="build is a function that makes the whole network, got "):

@@ -57,7 +57,11 @@ def build_named(name: str, **kwargs: Any) -> Any:
 
 def find_subject(name: str) -> tuple[nn.Module, Any]:
     """The network of that name; of a callable that returns a job, the job's network and its example, else None."""
-    made = build_named(name)
+    return network_of(build_named(name), name)
+
+
+def network_of(made: Any, name: str) -> tuple[nn.Module, Any]:
+    """The network that was made, without an example; or those of the job that was made."""
     if isinstance(made, nn.Module):
         return made, None
     if not isinstance(getattr(made, "model", None), nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from secateur.channels.cuts import Cuts
 from secateur.channels.plan import VERSION, Plan
 from secateur.channels.shrink import shrink_
 from secateur.errors import DamagedResult, InvalidModel, InvalidPlan
-from secateur.models.lookup import example_for, find_model, is_known
+from secateur.models.lookup import example_for, find_model, is_known, network_of
 from secateur.results.structure import read_json
 
 LARGEST_PLAN = 2**28
@@ -25,11 +26,11 @@ OPTIONS = {"num_classes", "width", "depth", "shortcut", "in_channels", "in_chans
 """What a file may ask a builder for; none of them makes it fetch or read anything."""
 
 
-def load(path: str | Path, build: Callable[[], nn.Module] | None = None, example: Any = None) -> nn.Module:
+def load(path: str | Path, build: Callable[[], Any] | None = None, example: Any = None) -> nn.Module:
     """The pruned network that `save` has written, in evaluation mode, on the CPU.
 
-    build: makes the whole network, as it was before pruning; not needed where that is one of Secateur's, torchvision's
-        or timm's and the result says which.
+    build: makes the whole network, as it was before pruning, or a `Job` with it; not needed where that is one of
+        Secateur's, torchvision's or timm's and the result says which.
     example: an input of the network; only for results of version 1, which did not say where to cut.
     """
     if build is not None and (not callable(build) or isinstance(build, nn.Module)):
@@ -37,7 +38,8 @@ def load(path: str | Path, build: Callable[[], nn.Module] | None = None, example
     folder = find_result(Path(path))
     plan = read_plan(folder / "plan.json")
     make = build if build is not None else _builder(plan, folder)
-    model = _build(make, on_meta="cuts" in plan)
+    # Constants of the user's own modules, if they were made on the meta device, would stay without values.
+    model = _build(make, on_meta="cuts" in plan and build is None)
     if "cuts" in plan:
         _worded(folder, lambda: Cuts.from_dict(plan["cuts"]).apply_(model))
     elif plan["groups"]:
@@ -85,7 +87,7 @@ def _builder(plan: dict[str, Any], folder: Path) -> Callable[[], nn.Module]:
     """What builds the network that the plan names; a name from a file is never imported."""
     network = plan.get("network")
     if not isinstance(network, dict) or not isinstance(network.get("name"), str):
-        raise InvalidModel(f"{folder} does not say which network it is of: name what makes it, as build= or --build")
+        raise InvalidModel(f"{folder} does not say which network it is of: name what makes it, as {_as_pruned(folder)}")
     name, options = network["name"], network.get("options", {})
     if not is_known(name):
         raise InvalidModel(f"{folder} is of {name!r:.80}, which is not ours: name what makes it, as build= or --build")
@@ -96,7 +98,17 @@ def _builder(plan: dict[str, Any], folder: Path) -> Callable[[], nn.Module]:
     return lambda: find_model(name, **options)
 
 
-def _build(build: Callable[[], nn.Module], on_meta: bool) -> nn.Module:
+def _as_pruned(folder: Path) -> str:
+    """How to name what makes the network; by the name under which the run was given it, which is not imported."""
+    path = folder / "summary.json"
+    order = read_json(path).get("order") if path.is_file() else None
+    recipe = order.get("recipe") if isinstance(order, dict) else None
+    if not isinstance(recipe, str) or not re.fullmatch(r"[\w.]{1,80}:\w{1,80}", recipe):
+        return "build= or --build"
+    return f"--build {recipe}, or build={recipe.partition(':')[2]} in Python"
+
+
+def _build(build: Callable[[], Any], on_meta: bool) -> nn.Module:
     """The whole network; without memory for its tensors where all of them will come from the file."""
     with torch.random.fork_rng(devices=[]):
         if on_meta:
@@ -107,10 +119,7 @@ def _build(build: Callable[[], nn.Module], on_meta: bool) -> nn.Module:
                 model = None
             if isinstance(model, nn.Module) and not _has_own_values(model):
                 return model
-        model = build()
-    if not isinstance(model, nn.Module):
-        raise InvalidModel(f"build must return a torch.nn.Module, got {type(model).__name__}")
-    return model
+        return network_of(build(), "build")[0]
 
 
 def _has_own_values(model: nn.Module) -> bool:
