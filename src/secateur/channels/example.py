@@ -44,6 +44,10 @@ class Example:
     def on(self, device: torch.device) -> Example:
         return self._map(lambda t: t.to(device))
 
+    def laid_out(self, layout: torch.memory_format) -> Example:
+        """Images in that order in memory."""
+        return self._map(lambda t: t.contiguous(memory_format=layout) if t.dim() == 4 else t)
+
     def copied(self) -> Example:
         """A copy, so that a model that writes into its input leaves the caller's alone."""
         return self._map(lambda t: t.detach().clone())
@@ -61,6 +65,21 @@ class Example:
             return torch.cat([tensor, other])
 
         return self._map(lambda t: twice(t) if t.dim() > 0 and t.shape[0] == batch else t)
+
+    def batch(self, size: int, generator: torch.Generator | None = None) -> Example:
+        """The first of the batch that many times: of tensors whose first axis is that of the first tensor.
+
+        generator: if given, fractions are drawn at random instead.
+        """
+        first = self.tensors[0].shape[:1]
+
+        def sized(tensor: Tensor) -> Tensor:
+            batch = torch.cat([tensor[:1]] * size) if tensor.dim() and tensor.shape[:1] == first else tensor
+            if generator is None or not tensor.is_floating_point():
+                return batch
+            return torch.randn(batch.shape, generator=generator).to(batch)
+
+        return self._map(sized)
 
     def varied(self) -> Example:
         """With noise on what is the same everywhere, such as zeros, from which little could be seen."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from secateur.channels.analyze import analyze
 from secateur.channels.cost import Cost
@@ -86,45 +86,48 @@ def bench(
     for name in names:
         say(name)
         model, example = open_network(name, build, shape)
-        size = "x".join(map(str, example.shape[1:]))
+        call = Example.of(example)
+        size = ", ".join("x".join(map(str, tensor.shape[1:])) for tensor in call.tensors)
         first = first or size
         if size != first:
             raise InvalidSetting(
                 f"{names[0]} takes images of {first} and {name} of {size}: times would not compare. "
                 "Name one shape for all, as --input 1x3x32x32"
             )
-        costs[name] = analyze(model, example[:1], probe=False).cost()
+        costs[name] = analyze(model, call.batch(1), probe=False).cost()
         model.to(device, PRECISIONS[precision]).to(memory_format=layout)  # pyright: ignore
-        images = torch.randn(batch, *example.shape[1:]).to(device, PRECISIONS[precision])
-        calls[name] = runner(model, images.contiguous(memory_format=layout), how)
+        drawn = call.batch(batch, torch.Generator().manual_seed(0)).on(device).to(PRECISIONS[precision])
+        calls[name] = runner(model, drawn.laid_out(layout), how)
     say("by turns")
     seconds = time_by_turns(calls, waiting_for(device), repetitions)
     timings = [summarize(name, seconds[name], batch, costs[name]) for name in calls]
     return timings, device_name(device)
 
 
-def runner(model: nn.Module, images: Tensor, how: Runner) -> Callable[[], object]:
+def runner(model: nn.Module, example: Any, how: Runner) -> Callable[[], object]:
     """One forward pass, in the way that is asked for."""
+    call = Example.of(example)
     if how == "onnxruntime":
-        return _in_onnxruntime(model, images)
-    if how == "captured" and images.device.type != "cuda":
+        return _in_onnxruntime(model, call)
+    device = call.tensors[0].device
+    if how == "captured" and device.type != "cuda":
         raise InvalidSetting("captured is a CUDA graph, and the device has none: use --runner eager or --device cuda")
     called: Any = torch.compile(model) if how == "compiled" else model
 
     def run() -> None:
         with torch.inference_mode():
-            called(images)
+            call(called)
 
-    return captured(run, images.device) if how == "captured" else run
+    return captured(run, device) if how == "captured" else run
 
 
-def _in_onnxruntime(model: nn.Module, images: Tensor) -> Callable[[], object]:
+def _in_onnxruntime(model: nn.Module, call: Example) -> Callable[[], object]:
     from pathlib import Path
     from tempfile import TemporaryDirectory
 
-    from secateur.results.export import export_onnx
+    from secateur.results.export import export_onnx, feed
 
-    if images.device.type != "cpu" or images.dtype != torch.float32:
+    if any(t.device.type != "cpu" or t.dtype in (torch.bfloat16, torch.float16) for t in call.tensors):
         raise InvalidSetting("onnxruntime is timed on the CPU in fp32: use --device cpu --precision fp32")
     runtime = import_extra("onnxruntime", "export")
     options = runtime.SessionOptions()
@@ -132,10 +135,10 @@ def _in_onnxruntime(model: nn.Module, images: Tensor) -> Callable[[], object]:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
-        export_onnx(model, images[:1], path)
+        export_onnx(model, call.batch(1), path)
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    array = images.numpy()
-    return lambda: session.run(None, {"input": array})
+    arrays = feed(session, call)
+    return lambda: session.run(None, arrays)
 
 
 def summarize(name: str, seconds: list[float], batch: int, cost: Cost) -> Timing:

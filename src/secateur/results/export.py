@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.overrides import TorchFunctionMode
 
-from secateur.channels.example import tensors_within
+from secateur.channels.example import Example, tensors_within
 from secateur.channels.shrink import copy_model
 from secateur.errors import CannotExport, NotEquivalent, SecateurError
 from secateur.extras import import_extra
@@ -34,34 +34,54 @@ TOLERANCE = 1e-3
 """Largest difference, as a share of the largest output, that passes for rounding in single precision."""
 
 
-def export_onnx(model: nn.Module, example: Tensor, path: str | Path) -> float:
+def export_onnx(model: nn.Module, example: Any, path: str | Path) -> float:
     """Write ONNX with a batch of any size, run it in onnxruntime, and give its largest difference."""
     import_extra("onnxscript", "export")
     runtime = import_extra("onnxruntime", "export")
+    call = Example.of(example)
     with evaluating(model):
-        output = model(example)
+        output = call(model)
 
     def fill(target: Path) -> None:
         with _quiet():
             torch.onnx.export(
                 model,
-                (_pair(example),),
+                call.batch(2).args,  # one would be taken for a constant
                 str(target),
+                kwargs=call.batch(2).kwargs,
                 dynamo=True,
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
-                input_names=["input"],
+                dynamic_shapes=_any_batch(call),
+                input_names=["input"] if len(call.tensors) == 1 else None,
                 output_names=["output"] if isinstance(output, Tensor) else None,
                 external_data=False,
                 verbose=False,
             )
 
-    def read(target: Path) -> Callable[[Tensor], list[Tensor]]:
+    def read(target: Path) -> Callable[[Example], list[Tensor]]:
         options = runtime.SessionOptions()
         options.log_severity_level = 3
         session = runtime.InferenceSession(str(target), options, providers=["CPUExecutionProvider"])
-        return lambda images: [torch.from_numpy(array) for array in session.run(None, {"input": images.numpy()})]
+        return lambda call: [torch.from_numpy(array) for array in session.run(None, feed(session, call))]
 
-    return _write("ONNX", model, example, path, fill, read)
+    return _write("ONNX", model, call, path, fill, read)
+
+
+def feed(session: Any, call: Example) -> dict[str, Any]:
+    """The arguments under the names that the session has for them."""
+    names = [given.name for given in session.get_inputs()]
+    named = call.kwargs if set(call.kwargs) == set(names) else dict(zip(names, call.tensors, strict=True))
+    return {name: tensor.numpy() for name, tensor in named.items()}
+
+
+def _any_batch(call: Example) -> Any:
+    """Which axes are of any size: the first of every tensor where the first tensor has its own."""
+    size = call.tensors[0].shape[:1]
+    axes = {0: torch.export.Dim("batch")}
+
+    def of(value: Any) -> Any:
+        return axes if isinstance(value, Tensor) and value.dim() and value.shape[:1] == size else None
+
+    return {name: of(value) for name, value in call.kwargs.items()} or tuple(of(value) for value in call.args)
 
 
 @contextmanager
@@ -78,32 +98,41 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def export_program(model: nn.Module, example: Tensor, path: str | Path) -> float:
+def export_program(model: nn.Module, example: Any, path: str | Path) -> float:
     """Write what `torch.export.load` reads, without any code of ours, with a batch of any size."""
-    shapes = ({0: torch.export.Dim("batch")},)
+    call = Example.of(example)
 
     def fill(target: Path) -> None:
+        two = call.batch(2)
         with _quiet():
-            program = torch.export.export(model, (_pair(example),), dynamic_shapes=shapes)
+            program = torch.export.export(model, two.args, two.kwargs, dynamic_shapes=_any_batch(call))
         with target.open("wb") as file:
             torch.export.save(program, file)
 
-    def read(target: Path) -> Callable[[Tensor], Any]:
+    def read(target: Path) -> Callable[[Example], Any]:
         with target.open("rb") as file:
-            return torch.export.load(file).module()
+            program = torch.export.load(file).module()
+        return lambda call: call(program)
 
-    return _write("an exported program", model, example, path, fill, read)
+    return _write("an exported program", model, call, path, fill, read)
 
 
-def export_torchscript(model: nn.Module, example: Tensor, path: str | Path) -> float:
+def export_torchscript(model: nn.Module, example: Any, path: str | Path) -> float:
     """Write what `torch.jit.load` reads: the operations that ran for the example."""
 
+    call = Example.of(example)
+
     def fill(target: Path) -> None:
-        torch.jit.save(torch.jit.trace(model, example), str(target))
+        traced = torch.jit.trace(model, call.args or None, example_kwarg_inputs=call.kwargs or None)
+        torch.jit.save(traced, str(target))
+
+    def read(target: Path) -> Callable[[Example], Any]:
+        program = torch.jit.load(str(target))
+        return lambda call: call(program)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch prefers torch.export by now
-        return _write("TorchScript", model, example, path, fill, lambda target: torch.jit.load(str(target)))
+        return _write("TorchScript", model, call, path, fill, read)
 
 
 def export_weights(model: nn.Module, path: str | Path) -> None:
@@ -115,7 +144,7 @@ def export_weights(model: nn.Module, path: str | Path) -> None:
         write(path, lambda target: torch.save(model.state_dict(), target))
 
 
-def fold_batchnorm(model: nn.Module, example: Tensor) -> tuple[nn.Module, int]:
+def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, int]:
     """A copy without those batch norms that follow a convolution directly, and how many they were.
 
     Which follow is seen by running the network; the copy is compared with it.
@@ -128,11 +157,11 @@ def fold_batchnorm(model: nn.Module, example: Tensor) -> tuple[nn.Module, int]:
         fused = fuse_conv_bn_eval(layer, folded.get_submodule(norm), transpose=isinstance(layer, _ConvTransposeNd))  # pyright: ignore
         folded.set_submodule(convolution, fused)
         folded.set_submodule(norm, nn.Identity())
-    _compare(model, example, folded)
+    _compare(model, Example.of(example), lambda call: call(folded))
     return folded, len(pairs)
 
 
-def _pairs(model: nn.Module, example: Tensor) -> dict[str, str]:
+def _pairs(model: nn.Module, example: Any) -> dict[str, str]:
     """The batch norm behind each convolution, where both run once and nothing else reads what is between them."""
     made: dict[int, list[str]] = {}
     taken: dict[int, list[str]] = {}
@@ -156,7 +185,7 @@ def _pairs(model: nn.Module, example: Tensor) -> dict[str, str]:
     readers = Readers()
     try:
         with torch.no_grad(), readers:
-            model(example)
+            Example.of(example)(model)
     finally:
         for handle in handles:
             handle.remove()
@@ -189,11 +218,6 @@ def _is_special(module: nn.Module) -> bool:
     return type(module).__module__.partition(".")[0] != "torch" or getattr(module, "running_mean", 0) is None
 
 
-def _pair(example: Tensor) -> Tensor:
-    """Two of the example: a batch of one would be taken for a constant."""
-    return torch.cat([example[:1]] * 2)
-
-
 def _numbers(output: Any) -> list[Tensor]:
     """The tensors of an output, in the order of its parts; what is not a fraction is compared as one."""
     return [tensor.double() for tensor in tensors_within(output)]
@@ -202,10 +226,10 @@ def _numbers(output: Any) -> list[Tensor]:
 def _write(
     kind: str,
     model: nn.Module,
-    example: Tensor,
+    call: Example,
     path: str | Path,
     fill: Callable[[Path], None],
-    read: Callable[[Path], Callable[[Tensor], Any]],
+    read: Callable[[Path], Callable[[Example], Any]],
 ) -> float:
     """Write the network, read it again, and give the largest difference; the file appears once it is found right."""
     differences: list[float] = []
@@ -214,7 +238,7 @@ def _write(
         try:
             with evaluating(model):
                 fill(target)
-            differences.append(_compare(model, example, read(target)))
+            differences.append(_compare(model, call, read(target)))
         except (OSError, SecateurError):
             raise
         except Exception as error:  # exporters fail in ways of their own
@@ -226,14 +250,14 @@ def _write(
     return differences[0]
 
 
-def _compare(model: nn.Module, example: Tensor, other: Callable[[Tensor], Any]) -> float:
+def _compare(model: nn.Module, call: Example, other: Callable[[Example], Any]) -> float:
     """The largest difference on random inputs, as a share of the largest output; raises if it is no rounding."""
     worst = 0.0
     generator = torch.Generator().manual_seed(0)
     for size in BATCHES:
-        images = torch.randn((size, *example.shape[1:]), generator=generator).to(example)
+        batch = call.batch(size, generator)
         with evaluating(model):
-            wanted, found = (_numbers(called(images)) for called in (model, other))
+            wanted, found = _numbers(batch(model)), _numbers(other(batch))
         if len(wanted) != len(found):
             raise NotEquivalent(
                 f"what was written gives {counted(len(found), 'tensor')} where the network gives {len(wanted)}"
