@@ -31,7 +31,7 @@ class Conditioned(nn.Module):
 
 CLIP, ABOUT, KIND = torch.randn(1, 1, 4, 8, 8), torch.randn(1, 5), torch.tensor([2])
 EXAMPLES = {"by place": (CLIP, ABOUT, KIND), "by name": {"kind": KIND, "about": ABOUT, "clip": CLIP}}
-OPTIONS = {"batch": 2, "shape": None, "precision": "fp32", "channels_last": False, "repetitions": 2}
+OPTIONS = {"batch": 2, "shape": None, "precision": "fp32", "channels_last": True, "repetitions": 2}
 
 
 def job() -> secateur.Job:

@@ -356,6 +356,16 @@ def test_channels_last_changes_the_layout_and_rounding_only() -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
 
 
+def test_channels_last_of_volumes_and_signals() -> None:
+    for kind, size in ((nn.Conv1d, (6,)), (nn.Conv3d, (4, 4, 4))):
+        net = nn.Sequential(kind(1, 8, 3, padding=1), nn.ReLU(), kind(8, 2, 3, padding=1), nn.Flatten())
+        clips = torch.randn(4, 1, *size)
+        task = Task([clips], lambda model, batch: model(batch).square().mean())
+        settings = TickTock.one_shot(keep_macs=0.6, finetune_epochs=1)
+        weight: Any = settings(net, analyze(net, clips), task, engine=Engine(channels_last=True)).model[0].weight  # pyright: ignore
+        assert kind is nn.Conv1d or weight.is_contiguous(memory_format=torch.channels_last_3d)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -35,22 +35,18 @@ class Example:
     def __call__(self, model: nn.Module) -> Any:
         return model(*self.args, **self.kwargs)
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Example:
+    def map(self, change: Callable[[Tensor], Tensor]) -> Example:
         return Example(map_tensors(self.args, change), map_tensors(self.kwargs, change))
 
     def to(self, precision: torch.dtype) -> Example:
-        return self._map(lambda t: in_precision(t, precision))
+        return self.map(lambda t: in_precision(t, precision))
 
     def on(self, device: torch.device) -> Example:
-        return self._map(lambda t: t.to(device))
-
-    def laid_out(self, layout: torch.memory_format) -> Example:
-        """Images in that order in memory."""
-        return self._map(lambda t: t.contiguous(memory_format=layout) if t.dim() == 4 else t)
+        return self.map(lambda t: t.to(device))
 
     def copied(self) -> Example:
         """A copy, so that a model that writes into its input leaves the caller's alone."""
-        return self._map(lambda t: t.detach().clone())
+        return self.map(lambda t: t.detach().clone())
 
     def repeated(self) -> Example:
         """Twice the batch, for training mode: tensors whose first axis is that of the first tensor.
@@ -64,7 +60,7 @@ class Example:
             other = tensor.flip(-1) / 2 if tensor.dim() > 3 and tensor.is_floating_point() else tensor
             return torch.cat([tensor, other])
 
-        return self._map(lambda t: twice(t) if t.dim() > 0 and t.shape[0] == batch else t)
+        return self.map(lambda t: twice(t) if t.dim() > 0 and t.shape[0] == batch else t)
 
     def batch(self, size: int, generator: torch.Generator | None = None) -> Example:
         """The first of the batch that many times: of tensors whose first axis is that of the first tensor.
@@ -79,7 +75,7 @@ class Example:
                 return batch
             return torch.randn(batch.shape, generator=generator).to(batch)
 
-        return self._map(sized)
+        return self.map(sized)
 
     def varied(self) -> Example:
         """With noise on what is the same everywhere, such as zeros, from which little could be seen."""
@@ -92,7 +88,7 @@ class Example:
             noise = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype, device="cpu")
             return tensor + noise.to(tensor.device)
 
-        return self._map(vary)
+        return self.map(vary)
 
     @property
     def tensors(self) -> list[Tensor]:

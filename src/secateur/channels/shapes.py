@@ -55,6 +55,12 @@ def memory_format(tensor: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
+def channels_last(tensor: Tensor) -> Tensor:
+    """The same numbers with channels last in memory, where the tensor is of images or of volumes."""
+    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    return tensor if wanted is None else tensor.contiguous(memory_format=wanted)
+
+
 def _numbers(operator: str, args: tuple[Any, ...]) -> list[Any]:
     """Those that count no channels: what a convolution or a pooling looks at and how it steps, factors and so on."""
     if operator == "convolution":

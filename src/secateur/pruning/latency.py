@@ -18,6 +18,7 @@ from secateur.channels.cost import is_kept
 from secateur.channels.example import Example
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.guard import check_module
+from secateur.channels.shapes import channels_last as in_memory
 from secateur.channels.shrink import copy_model
 from secateur.errors import InvalidSetting
 from secateur.words import counted
@@ -214,8 +215,7 @@ def time_whole(
     can be.
     """
     call, device = Example.of(example).to(precision), next(model.parameters()).device
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    whole = copy_model(model).eval().to(dtype=precision, memory_format=layout)  # pyright: ignore[reportCallIssue]
+    whole = copy_model(model).eval().to(dtype=precision)._apply(in_memory if channels_last else Tensor.contiguous)
     if device.type != "cuda":
         with torch.inference_mode():
             seconds = time_by_turns({"": lambda: call(whole)}, waiting_for(device), repetitions)

@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from secateur.channels.analyze import analyze
 from secateur.channels.cost import Cost
 from secateur.channels.example import Example
+from secateur.channels.shapes import channels_last as in_memory
 from secateur.errors import InvalidSetting
 from secateur.extras import import_extra
 from secateur.pruning.latency import captured, time_by_turns, waiting_for
@@ -81,7 +82,7 @@ def bench(
         raise InvalidSetting("batch must be 1 or more, and repetitions 2 or more")
     calls: dict[str, Callable[[], object]] = {}
     costs: dict[str, Cost] = {}
-    layout = torch.channels_last if channels_last else torch.contiguous_format
+    laid_out = in_memory if channels_last else Tensor.contiguous
     first = None
     for name in names:
         say(name)
@@ -95,9 +96,9 @@ def bench(
                 "Name one shape for all, as --input 1x3x32x32"
             )
         costs[name] = analyze(model, call.batch(1), probe=False).cost()
-        model.to(device, PRECISIONS[precision]).to(memory_format=layout)  # pyright: ignore
+        model.to(device, PRECISIONS[precision])._apply(laid_out)
         drawn = call.batch(batch, torch.Generator().manual_seed(0)).on(device).to(PRECISIONS[precision])
-        calls[name] = runner(model, drawn.laid_out(layout), how)
+        calls[name] = runner(model, drawn.map(laid_out), how)
     say("by turns")
     seconds = time_by_turns(calls, waiting_for(device), repetitions)
     timings = [summarize(name, seconds[name], batch, costs[name]) for name in calls]

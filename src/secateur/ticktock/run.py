@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.channels.groups import ChannelGraph
+from secateur.channels.shapes import channels_last
 from secateur.channels.shrink import copy_model
 from secateur.channels.verify import confirm
 from secateur.errors import Diverged, Interrupted, NonFiniteLoss
@@ -127,7 +128,7 @@ class Run:
     def _copy(self, model: nn.Module) -> nn.Module:
         copied = copy_model(model)
         if self.engine.channels_last:
-            copied.to(memory_format=torch.channels_last)  # pyright: ignore
+            copied._apply(channels_last)
         return copied
 
     def _sync_batchnorm(self, say: Callable[[str], None]) -> dict[nn.Module, type[nn.Module]]:
