@@ -43,6 +43,7 @@ BLIND = {
     "scores that leave no doubt": (lambda y: (1e6 * y.mean((2, 3))).softmax(1),),
     "zeros": (lambda y: F.relu(y - 20),),
     "noughts that are none": (lambda y: y / 0 * 0,),
+    "what rounding leaves": (lambda y: y - y * 3 / 3,),
     "behind a choice per channel": (lambda y: y, winners),
 }
 
@@ -257,6 +258,36 @@ def test_outputs_that_add_up_to_nothing_are_no_difference(seed: int) -> None:
     graph = secateur.analyze(model, pixel)
     assert graph.num_channels == 128
     assert secateur.verify(model, secateur.Plan.drop(graph, 0.5, seed), pixel).difference < 1e-14
+
+
+@pytest.mark.parametrize("last", [lambda y: y - y * 3 / 3, lambda y: 1 - y.softmax(1).sum(1)])
+def test_what_rounding_leaves_is_no_difference(last: Callable[[Tensor], Any]) -> None:
+    """As of what cancels: it is another after every cut, and after none."""
+    torch.manual_seed(0)
+    model = Last(last)
+    graph = secateur.analyze(model, IMAGES)
+    assert graph.num_channels == 160
+    for seed in range(3):
+        assert secateur.verify(model, secateur.Plan.drop(graph, 0.4, seed), IMAGES).difference < 1e-12
+
+
+class Last(nn.Sequential):
+    def __init__(self, last: Callable[[Tensor], Any]) -> None:
+        super().__init__(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 96, 3), nn.ReLU(), nn.Conv2d(96, 5, 3))
+        self.last = last
+
+    def forward(self, input: Tensor) -> Any:
+        return self.last(super().forward(input))
+
+
+def test_images_without_content_are_no_difference() -> None:
+    """Batch norms divide by a variance of next to nothing when they train on them."""
+    torch.manual_seed(0)
+    layers = [[nn.Conv2d(i, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()] for i in (3, *[64] * 5)]
+    model = nn.Sequential(*(layer for some in layers for layer in some), nn.Conv2d(64, 5, 1))
+    graph = secateur.analyze(model, IMAGES)
+    for image in (torch.zeros(2, 3, 8, 8), 1e-10 * IMAGES):
+        secateur.verify(model, secateur.Plan.drop(graph, 0.6), image)
 
 
 class Complex(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,10 @@ class Outcome:
     @property
     def choices(self) -> list[Choice]:
         return [step for step in self.steps if isinstance(step, Choice)]
+
+    def sums(self, places: Sequence[int]) -> list[Tensor]:
+        """Of the steps at these places."""
+        return [self.steps[place].sums for place in places]
 
 
 class Record(EagerMode):

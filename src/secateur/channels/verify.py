@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,18 @@ LARGE, COSTLY = 150_000_000, 20_000_000_000
 """Networks with more parameters, or more MACs for the example, are compared in single precision."""
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Of the difference relative to the largest output, by the precision of the comparison."""
+NUDGES, ROUNDING = 4, 10
+"""How often to try what rounding does to a result that differs, and by how much more it may do."""
+
+
+class Gap(NamedTuple):
+    """How far two tensors are apart."""
+
+    absolute: float
+    relative: float
+    """To the largest value."""
+    moved: float = 0.0
+    """How far rounding alone moves the first."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +144,7 @@ def compare(
     prepare: Callable[[nn.Module], None] | None = None,
 ) -> Verification:
     """Masked against shrunk on a copy of the model, after `prepare`."""
-    work = copy_model(model)._apply(lambda tensor: in_precision(tensor, precision))
-    if prepare is not None:
-        prepare(work)
-    mask_(work, plan)
+    work = _masked(model, plan, precision, prepare)
     masked: dict[str, tuple[Example, Outcome]] = {}
     for mode, examples in calls.items():
         for example in examples:
@@ -153,17 +163,27 @@ def compare(
         rest = {mode: examples for mode, examples in calls.items() if mode not in masked}
         single = compare(model, plan, rest, precision=torch.float32, prepare=prepare)
     shrink_(work, plan)
-    gaps: list[tuple[float, float]] = []
+    gaps: list[Gap] = []
     count = 0
     chosen = False
+    tolerance = TOLERANCES[precision]
     for mode, (cast, expected) in masked.items():
         got = run(work, cast, mode)
         compared = expected.outputs
-        found = gaps_between(compared, got.outputs, hiding=0.01 / TOLERANCES[precision])
-        wrong = found is None or any(relative > TOLERANCES[precision] for _, relative in found)
-        parted = wrong and _choose_otherwise(expected, got)
-        ours, theirs = _until_they_part(expected, got)
+        places = _until_they_part(expected, got)
+        ours, theirs = expected.sums(places), got.sums(places)
+        found = gaps_between(compared, got.outputs, hiding=0.01 / tolerance)
         steps = gaps_between(ours, theirs) or []
+        nudged: list[Outcome] = []
+        nudges = _nudges(lambda: _masked(model, plan, precision, prepare), cast, mode)
+        while len(nudged) < NUDGES and _may_be_rounding([*(found or []), *steps], tolerance):
+            nudged.append(next(nudges))
+            alike = [each.outputs for each in nudged if not _choose_otherwise(expected, each)]
+            found = gaps_between(compared, got.outputs, 0.01 / tolerance, alike)
+            led = [each.sums([n for n in _until_they_part(expected, each) if n in places]) for each in nudged]
+            steps = gaps_between(ours, theirs, nudged=led) or []
+        wrong = found is None or any(gap.relative > tolerance for gap in found)
+        parted = wrong and _choose_otherwise(expected, got)
         if expected.blind or parted:
             chosen = True
             compared = ours
@@ -179,8 +199,8 @@ def compare(
     if single is not None and not single.agrees:
         return single
     return Verification(
-        difference=max((relative for _, relative in gaps), default=0.0),
-        absolute=max((absolute for absolute, _ in gaps), default=0.0),
+        difference=max((gap.relative for gap in gaps), default=0.0),
+        absolute=max((gap.absolute for gap in gaps), default=0.0),
         outputs=count,
         modes=(*masked, *(single.modes if single is not None else ())),
         precision=precision,
@@ -189,17 +209,43 @@ def compare(
     )
 
 
+def _masked(
+    model: nn.Module, plan: Plan, precision: torch.dtype, prepare: Callable[[nn.Module], None] | None
+) -> nn.Module:
+    work = copy_model(model)._apply(lambda tensor: in_precision(tensor, precision))
+    if prepare is not None:
+        prepare(work)
+    return mask_(work, plan)
+
+
+def _may_be_rounding(gaps: Sequence[Gap], tolerance: float) -> bool:
+    """Whether it pays to ask: some gaps are too large, and none is beyond all that rounding does."""
+    large = [gap for gap in gaps if gap.relative > tolerance]
+    return bool(large) and not any(gap.absolute > 100 * ROUNDING * gap.moved > 0 for gap in large)
+
+
+def _nudges(masked: Callable[[], nn.Module], example: Example, mode: str) -> Iterator[Outcome]:
+    """Passes of the masked network with all parameters moved by about as much as rounding moves its results."""
+    work = masked()
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    while True:
+        for tensor in work.parameters():
+            if tensor.is_floating_point():
+                noise = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype, device="cpu")
+                tensor.data.mul_(1 + 4 * torch.finfo(tensor.dtype).eps * noise.to(tensor.device))
+        yield run(work, example, mode)
+
+
 def _choose_otherwise(expected: Outcome, got: Outcome) -> bool:
     """Whether near ties may have fallen otherwise; choices in every channel by itself are among fewer, and no ties."""
     pairs = zip(expected.choices, got.choices, strict=False)
     return len(expected.choices) != len(got.choices) or any(a != b for a, b in pairs if a.shape == b.shape)
 
 
-def _until_they_part(expected: Outcome, got: Outcome) -> tuple[list[Tensor], list[Tensor]]:
-    """What can be compared of two passes that choose differently: all up to there, and what the choice was among."""
-    ours: list[Tensor] = []
-    theirs: list[Tensor] = []
-    for a, b in zip(expected.steps, got.steps, strict=False):
+def _until_they_part(expected: Outcome, got: Outcome) -> list[int]:
+    """Which steps of two passes that choose differently can be compared: all up to there, and what they chose from."""
+    places: list[int] = []
+    for place, (a, b) in enumerate(zip(expected.steps, got.steps, strict=False)):
         match a, b:
             case Product(), Product():
                 comparable = True
@@ -208,29 +254,34 @@ def _until_they_part(expected: Outcome, got: Outcome) -> tuple[list[Tensor], lis
             case _:
                 break
         if comparable:
-            ours.append(a.sums)
-            theirs.append(b.sums)
+            places.append(place)
         if isinstance(a, Choice) and comparable and a != b:
             break
-    return ours, theirs
+    return places
 
 
 def gaps_between(
-    expected: Sequence[Tensor], got: Sequence[Tensor], hiding: float = math.inf
-) -> list[tuple[float, float]] | None:
+    expected: Sequence[Tensor], got: Sequence[Tensor], hiding: float = math.inf, nudged: Sequence[Sequence[Tensor]] = ()
+) -> list[Gap] | None:
     """For each tensor the largest absolute difference, also relative to its largest value; None for other shapes.
 
     hiding: values in common that are so many times larger than what differs, as -1e9 at places that do not count, are
     left out: a difference could hide behind them.
+    nudged: the expected ones with parameters moved by rounding. What this moves as far tells nothing, such as what is
+    left of sums that cancel, and is left out.
     """
     if [t.shape for t in got] != [t.shape for t in expected]:
         return None
     gaps = []
-    for a, b in zip(expected, got, strict=True):
+    for a, b, *others in zip_longest(expected, got, *(each[: len(expected)] for each in nudged)):
         differ = (a != b) & ~(a.isnan() & b.isnan())
         if bool(differ.any()):
             gap = float((a - b)[differ].abs().nan_to_num(float("inf"), float("inf")).max())
+            alike = [c for c in others if c is not None and c.shape == a.shape]
+            moved = max((float((a - c).abs().nan_to_num(0, 0, 0).max()) for c in alike), default=0.0)
+            if gap <= ROUNDING * moved:
+                continue
             size = a.abs().nan_to_num(0, 0, 0)
             hides = ~differ & (size > hiding * size[differ].max())
-            gaps.append((gap, gap / max(float(size[~hides].max()), 1e-30)))
+            gaps.append(Gap(gap, gap / max(float(size[~hides].max()), 1e-30), moved))
     return gaps
