@@ -101,7 +101,7 @@ class Auxiliary(nn.Module):
         x = F.relu(self.a(x))
         outputs = [self.head(F.relu(self.b(x))).mean((2, 3))]
         if self.training:
-            x = x.float()
+            assert x.dtype == torch.float32
             outputs.append(self.second(x * x.sum(1, keepdim=True) / x.shape[1]).mean((2, 3)))
         return outputs
 
@@ -288,6 +288,20 @@ def test_images_without_content_are_no_difference() -> None:
     graph = secateur.analyze(model, IMAGES)
     for image in (torch.zeros(2, 3, 8, 8), 1e-10 * IMAGES):
         secateur.verify(model, secateur.Plan.drop(graph, 0.6), image)
+
+
+class Halved(nn.Sequential):
+    def forward(self, input: Tensor) -> Tensor:
+        a, b, c = self
+        return c(F.relu(b(F.relu(a(input)).bfloat16())).float())
+
+
+def test_code_that_asks_for_half_precision_is_compared_in_double() -> None:
+    torch.manual_seed(0)
+    model = Halved(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3).bfloat16(), nn.Conv2d(64, 5, 3))
+    graph = secateur.analyze(model, IMAGES)
+    assert graph.num_channels == 128
+    assert secateur.verify(model, secateur.Plan.drop(graph, 0.4), IMAGES).precision == torch.float64
 
 
 class Complex(nn.Module):

@@ -70,12 +70,16 @@ class Outcome:
 class Record(EagerMode):
     """Notes products and choices, and gives expected values for random numbers: dropout lets everything pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, precision: torch.dtype | None = None) -> None:
         super().__init__()
+        self.precision = precision
         self.steps: list[Product | Choice] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
+        asked = (kwargs or {}).get("dtype")
+        if self.precision is not None and asked is not None and _is_coarser(asked, self.precision):
+            kwargs = {**kwargs, "dtype": self.precision}
         trained = {"native_dropout": 2, "rrelu_with_noise": 4}.get(name)
         out = func(*args, **(kwargs or {})) if trained is None else func(*args[:trained], False)
         self._take_chance_out(name, out, args)
@@ -99,6 +103,10 @@ class Record(EagerMode):
             out.fill_(args[1] if len(args) > 1 else 0.0)
 
 
+def _is_coarser(dtype: torch.dtype, precision: torch.dtype) -> bool:
+    return dtype.is_floating_point and torch.finfo(dtype).bits < torch.finfo(precision).bits
+
+
 def _sums(tensor: Tensor) -> Tensor:
     values = real(tensor).double()
     return torch.stack([values.sum(), values.norm()])
@@ -110,12 +118,15 @@ def real(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def run(model: nn.Module, example: Example, mode: str, values: bool = True) -> Outcome:
+def run(
+    model: nn.Module, example: Example, mode: str, values: bool = True, precision: torch.dtype | None = None
+) -> Outcome:
     """A forward pass in evaluation or training mode, without dropout.
 
     values: whether what the model's tensors hold matters afterwards.
+    precision: code that asks for less, as x.half() does, gets this.
     """
-    with undisturbed(model, values), Record() as record:
+    with undisturbed(model, values), Record(precision) as record:
         model.train(mode == "train")
         for module in model.modules():
             named = "drop" in type(module).__name__.lower() or type(module).__name__ == "StochasticDepth"

@@ -150,7 +150,7 @@ def compare(
         for example in examples:
             cast = example.to(precision)
             try:
-                masked[mode] = cast, run(work, cast, mode)
+                masked[mode] = cast, run(work, cast, mode, precision=precision)
                 break
             except Exception:
                 # Nothing has been cut yet: the model cannot run in double precision, or cannot train on this example.
@@ -168,14 +168,14 @@ def compare(
     chosen = False
     tolerance = TOLERANCES[precision]
     for mode, (cast, expected) in masked.items():
-        got = run(work, cast, mode)
+        got = run(work, cast, mode, precision=precision)
         compared = expected.outputs
         places = _until_they_part(expected, got)
         ours, theirs = expected.sums(places), got.sums(places)
         found = gaps_between(compared, got.outputs, hiding=0.01 / tolerance)
         steps = gaps_between(ours, theirs) or []
         nudged: list[Outcome] = []
-        nudges = _nudges(lambda: _masked(model, plan, precision, prepare), cast, mode)
+        nudges = _nudges(lambda: _masked(model, plan, precision, prepare), cast, mode, precision)
         while len(nudged) < NUDGES and _may_be_rounding([*(found or []), *steps], tolerance):
             nudged.append(next(nudges))
             alike = [each.outputs for each in nudged if not _choose_otherwise(expected, each)]
@@ -224,7 +224,7 @@ def _may_be_rounding(gaps: Sequence[Gap], tolerance: float) -> bool:
     return bool(large) and not any(gap.absolute > 100 * ROUNDING * gap.moved > 0 for gap in large)
 
 
-def _nudges(masked: Callable[[], nn.Module], example: Example, mode: str) -> Iterator[Outcome]:
+def _nudges(masked: Callable[[], nn.Module], example: Example, mode: str, precision: torch.dtype) -> Iterator[Outcome]:
     """Passes of the masked network with all parameters moved by about as much as rounding moves its results."""
     work = masked()
     generator = torch.Generator(device="cpu").manual_seed(0)
@@ -233,7 +233,7 @@ def _nudges(masked: Callable[[], nn.Module], example: Example, mode: str) -> Ite
             if tensor.is_floating_point():
                 noise = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype, device="cpu")
                 tensor.data.mul_(1 + 4 * torch.finfo(tensor.dtype).eps * noise.to(tensor.device))
-        yield run(work, example, mode)
+        yield run(work, example, mode, precision=precision)
 
 
 def _choose_otherwise(expected: Outcome, got: Outcome) -> bool:
