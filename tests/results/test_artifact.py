@@ -1,6 +1,7 @@
 """Results on disk."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -66,3 +67,12 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "file", fail)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("file", "old")]
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append((os.fstat(handle).st_size, path.exists())))
+    write(path, lambda target: target.write_text("new"))
+    assert synced == [(3, False)]
+    assert path.read_text() == "new"

@@ -25,6 +25,8 @@ def write(path: str | Path, fill: Callable[[Path], object]) -> None:
         mask = os.umask(0)
         os.umask(mask)
         Path(name).chmod(0o666 & ~mask)
+        with Path(name).open("rb") as file:
+            os.fsync(file.fileno())  # lest the machine goes down between the name and what it stands for
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
