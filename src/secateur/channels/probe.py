@@ -28,7 +28,7 @@ from secateur.channels.rehearsal import run
 from secateur.channels.shapes import ShapesOnly
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.channels.trace import Attribute
-from secateur.channels.verify import compare, precision_for
+from secateur.channels.verify import NUDGES, compare, precision_for
 from secateur.words import counted
 
 Where = Literal["anywhere", "first", "last"]
@@ -226,13 +226,14 @@ class Probe:
 
     def roughly_agrees(self, plan: Plan) -> Failure | None:
         """The same in half the time, for what makes a large difference if any."""
-        return self.agrees(plan, torch.float32) and self.agrees(plan)
+        return self.agrees(plan, torch.float32, nudges=0) and self.agrees(plan)
 
-    def agrees(self, plan: Plan, precision: torch.dtype | None = None) -> Failure | None:
+    def agrees(self, plan: Plan, precision: torch.dtype | None = None, nudges: int = NUDGES) -> Failure | None:
         """Whether the shrunk network computes what the masked one does."""
         precision = precision or precision_for(self.graph)
         try:
-            result = compare(self.model, plan, self.graph.calls, precision=precision, prepare=perturb_)
+            calls = self.graph.calls
+            result = compare(self.model, plan, calls, precision=precision, prepare=perturb_, nudges=nudges)
         except Exception as error:
             return Failure(f"the forward pass uses a fixed size: {explain(error)}", _running(error))
         if plan.exact and not result.agrees:

@@ -142,8 +142,12 @@ def compare(
     *,
     precision: torch.dtype = torch.float64,
     prepare: Callable[[nn.Module], None] | None = None,
+    nudges: int = NUDGES,
 ) -> Verification:
-    """Masked against shrunk on a copy of the model, after `prepare`."""
+    """Masked against shrunk on a copy of the model, after `prepare`.
+
+    nudges: how often at most to try what rounding does to a result that differs; with 0 it counts as it is.
+    """
     work = _masked(model, plan, precision, prepare)
     masked: dict[str, tuple[Example, Outcome]] = {}
     for mode, examples in calls.items():
@@ -156,12 +160,12 @@ def compare(
                 # Nothing has been cut yet: the model cannot run in double precision, or cannot train on this example.
                 if mode == "eval":
                     if precision == torch.float64:
-                        return compare(model, plan, calls, precision=torch.float32, prepare=prepare)
+                        return compare(model, plan, calls, precision=torch.float32, prepare=prepare, nudges=nudges)
                     raise
     single = None
     if precision == torch.float64 and masked.keys() != calls.keys():
         rest = {mode: examples for mode, examples in calls.items() if mode not in masked}
-        single = compare(model, plan, rest, precision=torch.float32, prepare=prepare)
+        single = compare(model, plan, rest, precision=torch.float32, prepare=prepare, nudges=nudges)
     shrink_(work, plan)
     gaps: list[Gap] = []
     count = 0
@@ -175,9 +179,9 @@ def compare(
         found = gaps_between(compared, got.outputs, hiding=0.01 / tolerance)
         steps = gaps_between(ours, theirs) or []
         nudged: list[Outcome] = []
-        nudges = _nudges(lambda: _masked(model, plan, precision, prepare), cast, mode, precision)
-        while len(nudged) < NUDGES and _may_be_rounding([*(found or []), *steps], tolerance):
-            nudged.append(next(nudges))
+        more = _nudged(lambda: _masked(model, plan, precision, prepare), cast, mode, precision)
+        while len(nudged) < nudges and _may_be_rounding([*(found or []), *steps], tolerance):
+            nudged.append(next(more))
             alike = [each.outputs for each in nudged if not _choose_otherwise(expected, each)]
             found = gaps_between(compared, got.outputs, 0.01 / tolerance, alike)
             led = [each.sums([n for n in _until_they_part(expected, each) if n in places]) for each in nudged]
@@ -224,7 +228,7 @@ def _may_be_rounding(gaps: Sequence[Gap], tolerance: float) -> bool:
     return bool(large) and not any(gap.absolute > 100 * ROUNDING * gap.moved > 0 for gap in large)
 
 
-def _nudges(masked: Callable[[], nn.Module], example: Example, mode: str, precision: torch.dtype) -> Iterator[Outcome]:
+def _nudged(masked: Callable[[], nn.Module], example: Example, mode: str, precision: torch.dtype) -> Iterator[Outcome]:
     """Passes of the masked network with all parameters moved by about as much as rounding moves its results."""
     work = masked()
     generator = torch.Generator(device="cpu").manual_seed(0)
