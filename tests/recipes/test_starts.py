@@ -151,7 +151,7 @@ def test_ones_own_job_has_its_own_weights_and_is_not_trained_first(tmp_path: Pat
     do(Order(recipe="own_networks:job"), PRUNING, tmp_path)
     assert not (tmp_path / "baseline").exists()
     assert summary(tmp_path)["network"] is None
-    with pytest.raises(InvalidModel, match="name what makes it, as build= or --build"):
+    with pytest.raises(InvalidModel, match="name what makes it, as --build own_networks:job, or build=job in Python"):
         load(tmp_path)
     model = open_network(Order(recipe="own_networks:job", weights=str(tmp_path)), CPU).model
     assert doing.count_params(model) == summary(tmp_path)["after"]["params"]

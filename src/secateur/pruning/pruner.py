@@ -13,6 +13,7 @@ from secateur.channels.analyze import Ignore, analyze
 from secateur.channels.cost import Cost
 from secateur.channels.groups import ChannelGraph, check_graph
 from secateur.channels.plan import Plan
+from secateur.channels.table import quantity
 from secateur.errors import InvalidArgument, InvalidModel, InvalidOptimizer, InvalidSetting
 from secateur.pruning.gates import FilterScale, Gates, insert_gates_, merge_gates_
 from secateur.pruning.latency import LatencyTable
@@ -32,7 +33,12 @@ from secateur.words import counted
 
 @dataclass(frozen=True)
 class Removal:
-    """What one call of `Pruner.prune` has removed, and what is left."""
+    """What one call of `Pruner.prune` has removed, and what is left.
+
+    >>> left = Cost(macs=1_598_400, params=4690)
+    >>> print(Removal({"conv1": 4}, filters=4, cost=left, met=True, scores=[], threshold=0.0))
+    4 filters removed from 1 group, 1.60 M MACs and 4690 parameters left
+    """
 
     removed: dict[str, int]
     """Channels by group."""
@@ -46,6 +52,11 @@ class Removal:
     """Deciles of what the channels were ranked by before, from the smallest to the largest."""
     threshold: float
     """The largest of those that were removed."""
+
+    def __str__(self) -> str:
+        left = f"{quantity(self.cost.macs)} MACs and {quantity(self.cost.params)} parameters left"
+        removed = f"{counted(self.filters, 'filter')} removed from {counted(len(self.removed), 'group')}"
+        return f"{removed}, {left}{'' if self.met else '; the budget is not met'}"
 
 
 class Pruner:
