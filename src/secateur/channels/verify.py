@@ -176,16 +176,16 @@ def compare(
         compared = expected.outputs
         places = _until_they_part(expected, got)
         ours, theirs = expected.sums(places), got.sums(places)
-        found = gaps_between(compared, got.outputs, hiding=0.01 / tolerance)
-        steps = gaps_between(ours, theirs) or []
         nudged: list[Outcome] = []
         more = _nudged(lambda: _masked(model, plan, precision, prepare), cast, mode, precision)
-        while len(nudged) < nudges and _may_be_rounding([*(found or []), *steps], tolerance):
-            nudged.append(next(more))
+        while True:
             alike = [each.outputs for each in nudged if not _choose_otherwise(expected, each)]
             found = gaps_between(compared, got.outputs, 0.01 / tolerance, alike)
             led = [each.sums([n for n in _until_they_part(expected, each) if n in places]) for each in nudged]
             steps = gaps_between(ours, theirs, nudged=led) or []
+            if len(nudged) == nudges or not _may_be_rounding([*(found or []), *steps], tolerance):
+                break
+            nudged.append(next(more))
         wrong = found is None or any(gap.relative > tolerance for gap in found)
         parted = wrong and _choose_otherwise(expected, got)
         if expected.blind or parted:

@@ -35,7 +35,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Row:
-    """A setting, or a fact, of every run."""
+    """A setting of every run."""
 
     name: str
     values: list[str]
@@ -132,8 +132,8 @@ def _defaults(kind: type) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def make_facts(runs: Sequence[Run]) -> list[Row]:
-    """What the runs were about, and what they ran on."""
+def make_facts(runs: Sequence[Run]) -> list[list[str]]:
+    """What the runs were about, and what they ran on: a name and a value of each run."""
     names = dict.fromkeys(name for run in runs for name in run.facts)
-    rows = [Row(name, [run.facts.get(name, "-") for run in runs]) for name in names]
-    return [*rows, Row("state", [run.status for run in runs])] if rows else []
+    rows = [[name, *(run.facts.get(name, "-") for run in runs)] for name in names]
+    return [*rows, ["state", *(run.status for run in runs)]] if rows else []
