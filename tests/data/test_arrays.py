@@ -253,8 +253,8 @@ def test_the_parts_of_all_processes_make_up_the_whole(world: int, own: bool) -> 
         assert float(mean) == pytest.approx(float(images.double().mean()))
 
 
-def test_parts_of_parts() -> None:
-    chosen = [arrays().shard(r, 2).subset(0.6, None, torch.Generator().manual_seed(0)) for r in range(2)]
+def test_processes_share_a_part() -> None:
+    chosen = [arrays().subset(0.6, None, torch.Generator().manual_seed(0)).shard(r, 2) for r in range(2)]
     whole = arrays().subset(0.6, None, torch.Generator().manual_seed(0))
     assert sorted(torch.cat([everything(part) for part in chosen]).flatten()) == sorted(whole.images.flatten())
 

@@ -233,13 +233,13 @@ def test_what_is_not_of_the_batch_stays_whole() -> None:
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "list"])
-def test_a_part_can_be_drawn_of_a_part(kind: str) -> None:
-    def drawn(batches: Any) -> list[int]:
+def test_processes_share_what_is_drawn(kind: str) -> None:
+    def drawn(rank: int, world: int) -> list[int]:
         torch.manual_seed(1)
-        return seen(draw(batches, 0.5, None, generator()))
+        return seen(shard(draw(sources()[kind], 0.5, None, generator()), rank, world))
 
-    parts = [drawn(shard(sources()[kind], rank, 2)) for rank in range(2)]
-    assert sorted(parts[0] + parts[1]) == sorted(drawn(sources()[kind]))
+    parts = [drawn(rank, 2) for rank in range(2)]
+    assert sorted(parts[0] + parts[1]) == sorted(drawn(0, 1))
     assert abs(len(parts[0]) - len(parts[1])) <= 3
 
 

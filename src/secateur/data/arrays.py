@@ -160,10 +160,6 @@ class Shard:
                 images = images.clone().masked_fill_(erased[part], 0)  # in place keeps the order in memory
             yield weight, (images, arrays.labels[indices[part]].long())
 
-    def subset(self, fraction: float, per_class: int | None, generator: torch.Generator) -> Shard:
-        """This process's part of `Arrays.subset`; the generators of all processes must be in the same state."""
-        return self.arrays.subset(fraction, per_class, generator).shard(self.rank, self.world)
-
 
 def _order(arrays: Arrays) -> Iterator[Tensor]:
     """The indices of each whole batch."""

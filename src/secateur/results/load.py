@@ -49,12 +49,6 @@ def load(path: str | Path, build: Callable[[], Any] | None = None, example: Any 
     return model.eval()
 
 
-def build_whole(path: str | Path) -> nn.Module:
-    """The network that a result was pruned from, with random weights, where the result says which it is."""
-    folder = find_result(Path(path))
-    return _build(_builder(read_plan(folder / "plan.json"), folder), on_meta=False).eval()
-
-
 def find_result(path: Path) -> Path:
     """The folder of the result, in a run's folder too."""
     for folder in (path / "result", path):

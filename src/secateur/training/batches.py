@@ -244,10 +244,6 @@ class BatchShard(ABC):
     def __iter__(self) -> Iterator[Any]:
         return (batch for _, batch in self.weighted())
 
-    def subset(self, fraction: float, per_class: int | None, generator: torch.Generator) -> Iterable[Any]:
-        """This process's part of what `draw` takes; the generators of all processes must be in the same state."""
-        return shard(draw(self.batches, fraction, per_class, generator), self.rank, self.world)
-
     def part(self, size: int) -> tuple[float, slice] | None:
         """Weight and place of the part in a batch of that size; none if some process would go without."""
         if size < self.world:
