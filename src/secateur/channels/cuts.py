@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from secateur.channels.cost import is_kept
 from secateur.channels.plan import Plan
-from secateur.channels.shrink import cut, refresh, set_size
+from secateur.channels.shrink import cut, refresh, set_size, tensors_of
 from secateur.errors import InvalidPlan
 
 MOST = 2**27
@@ -52,7 +52,7 @@ class Cuts:
     @torch.no_grad()
     def apply_(self, model: nn.Module) -> None:
         """Cut the whole network, wherever its tensors are; raises `InvalidPlan` before anything is changed."""
-        tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+        tensors = tensors_of(model)
         modules = dict(model.named_modules())
         for name, shape in self.shapes.items():
             if name not in tensors:

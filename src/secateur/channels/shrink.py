@@ -34,13 +34,18 @@ def copy_model(model: nn.Module) -> nn.Module:
         raise InvalidModel(f"{type(model).__name__} cannot be copied: {error}. Remedy: {remedy}") from error
 
 
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer, also those that a state dict leaves out, under one name each."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
 def tensors_for(model: nn.Module, plan: Plan, since: Plan | None = None) -> dict[str, Tensor]:
-    """Every parameter and buffer by name; raises if the plan was made for another network."""
+    """The same; raises if the plan was made for another network."""
     check_module(model)
     if not isinstance(plan, Plan):
         kind = type(plan).__name__
         raise InvalidArgument(f"a plan is wanted, got {kind}: make it with secateur.Plan.keep(graph, ...) or Plan.drop")
-    tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    tensors = tensors_of(model)
     for name, shape in plan.graph.shapes.items():
         if name not in tensors:
             raise InvalidPlan(f"the plan was made for a network with {name!r}, which this one lacks")

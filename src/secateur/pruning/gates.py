@@ -21,7 +21,7 @@ from secateur.channels.groups import ChannelGraph, ChannelGroup, Member, check_g
 from secateur.channels.guard import check_module
 from secateur.channels.labels import Role
 from secateur.channels.plan import Plan
-from secateur.channels.shrink import shrink_
+from secateur.channels.shrink import shrink_, tensors_of
 from secateur.channels.sites import Site
 from secateur.errors import InvalidModel, InvalidPlan
 
@@ -132,7 +132,7 @@ def insert_gates_(model: nn.Module, graph: ChannelGraph, *, filter_scale: Filter
     'BatchNorm2d'
     """
     check_module(model)
-    tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    tensors = tensors_of(model)
     for name, shape in check_graph(graph).shapes.items():
         if name not in tensors or tuple(tensors[name].shape) != shape:
             raise InvalidPlan(f"the graph is of another network: it has {name!r} of shape {shape}")
@@ -315,7 +315,7 @@ class Gates:
     @contextmanager
     def switched_off(self, channel: int) -> Iterator[None]:
         """One channel is zero for a while."""
-        tensors = {**dict(self.model.named_buffers()), **dict(self.model.named_parameters())}
+        tensors = tensors_of(self.model)
         saved: list[tuple[Tensor, Tensor]] = []
         loose = {member.tensor for group in self.whole.groups for member in self.loose(group)}
         names = [(name, axis) for name, axis in self.graph.axes if name in loose or name.endswith("gate_mask")]

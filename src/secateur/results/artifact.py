@@ -9,10 +9,10 @@ from typing import Any
 from safetensors.torch import save_file
 
 from secateur.channels.cuts import Cuts
+from secateur.channels.shrink import tensors_of
 from secateur.models.lookup import is_known
 from secateur.plain import to_json
 from secateur.results.atomic import write
-from secateur.results.load import tensors_of
 from secateur.results.summary import summarize
 from secateur.ticktock.events import Result
 

@@ -20,11 +20,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.overrides import TorchFunctionMode
 
 from secateur.channels.example import Example, tensors_within
-from secateur.channels.shrink import copy_model
+from secateur.channels.shrink import copy_model, tensors_of
 from secateur.errors import CannotExport, NotEquivalent, SecateurError
 from secateur.extras import import_extra
 from secateur.results.atomic import write
-from secateur.results.load import tensors_of
 from secateur.training.task import evaluating
 from secateur.words import counted
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from secateur.channels.analyze import analyze
 from secateur.channels.cuts import Cuts
 from secateur.channels.plan import VERSION, Plan
-from secateur.channels.shrink import shrink_
+from secateur.channels.shrink import shrink_, tensors_of
 from secateur.errors import DamagedResult, InvalidModel, InvalidPlan
 from secateur.models.lookup import example_for, find_model, is_known, network_of
 from secateur.results.structure import read_json
@@ -159,11 +159,6 @@ def fill_(model: nn.Module, path: Path) -> None:
         if tensor.is_floating_point() and bool(tensor.isnan().any() | (name in parameters and tensor.isinf().any())):
             raise DamagedResult(f"{name} in {path} holds values that are no numbers")
     _replace_(model, {id(own[name]): tensor for name, tensor in loaded.items()})
-
-
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer, also those that a state dict leaves out, under one name each."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _replace_(model: nn.Module, values: dict[int, Tensor]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from secateur.channels.shrink import tensors_of
 from secateur.errors import DamagedRun, InvalidSetting
 from secateur.pruning.scores import check_state
 from secateur.pruning.select import UNITS
@@ -189,7 +190,7 @@ def state_of(run: Run) -> dict[str, Any]:
         "position": asdict(run.position),
         "kept": run.pruner.kept,
         "present": run.gates.present.kept,
-        "model": dict(model.named_parameters()) | dict(model.named_buffers()),
+        "model": tensors_of(model),
         "optimizer": {names[id(p)]: dict(state) for p, state in run.optimizer.state.items()},
         "scaler": run.trainer.scaler.state_dict(),
         "score": run.pruner.score.state() if run.cursor.phase in ("Tick", "Tock") else {},
@@ -210,7 +211,7 @@ def restore(run: Run, state: dict[str, Any]) -> None:
         run.begin_finetune()
     else:
         run.pruner.score.begin(run.gates)
-    tensors: dict[str, Tensor] = dict(run.model.named_parameters()) | dict(run.model.named_buffers())
+    tensors = tensors_of(run.model)
     for name, value in state["model"].items():
         tensors[name].copy_(value)
     for name, values in state["optimizer"].items():
