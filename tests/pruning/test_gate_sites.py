@@ -34,7 +34,7 @@ def check(
     assert all(float(gradient.abs().max()) > 1e-3 for gradient in gradients(model, gates, example, modes[-1]))
     kept = drop_odd(gates.graph)
     for group in gates.graph.groups:
-        kept[group.start : group.start + group.size] |= group.name in gates.graph.ungated
+        kept[group.span] |= group.name in gates.graph.ungated
     mask_(plain, Plan(gates.whole, kept))
     gates.mask_(kept)
     assert_same(plain, model, example, modes)

@@ -39,7 +39,7 @@ def assert_masks_work(model: nn.Module, seed: int = 0) -> None:
     kept = drop_odd(gates.graph)
     for group in gates.graph.groups:
         if group.name in gates.graph.ungated or gates.loose(group):
-            kept[group.start : group.start + group.size] = True
+            kept[group.span] = True
     gates.mask_(kept)
     mask_(plain, Plan(gates.whole, kept))
     torch.testing.assert_close(model.eval()(IMAGE), plain.eval()(IMAGE))

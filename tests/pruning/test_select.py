@@ -134,7 +134,7 @@ def test_selection_is_that_of_the_slow_one(problem: dict[str, Any]) -> None:
     result = fast_select(problem)
     assert result.tolist() == expected
     for group in graph.groups:
-        width = int(result[group.start : group.start + group.size].sum())
+        width = int(result[group.span].sum())
         assert width == group.size or width % multiple == 0
 
 
@@ -262,7 +262,7 @@ def test_widths_of_a_real_network_are_multiples_or_whole(multiple: int) -> None:
         removal = pruner.prune(fraction=0.2)
         assert before - pruner.filters == removal.filters <= max(round(0.2 * filters), 3 * multiple)
         for group in pruner.graph.groups:
-            width = int(pruner.kept[group.start : group.start + group.size].sum())
+            width = int(pruner.kept[group.span].sum())
             assert width == group.size or width % multiple == 0
 
 

@@ -49,6 +49,11 @@ class ChannelGroup:
     def exact(self) -> bool:
         return self.inexact is None
 
+    @property
+    def span(self) -> slice:
+        """Where its channels are in the graph's one list."""
+        return slice(self.start, self.start + self.size)
+
     def has_any(self, channels: Tensor) -> bool:
         """Whether any of these, by their numbers in the graph, is a channel of this group."""
         return bool(((channels >= self.start) & (channels < self.start + self.size)).any())

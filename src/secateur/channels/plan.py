@@ -44,9 +44,7 @@ class Plan:
                 f"got {tuple(self.kept.shape)} of {self.kept.dtype}"
             )
         for group in self.graph.groups:
-            left = (
-                int(self.kept[group.start : group.start + group.size].sum()) if group.at_least > 1 else group.at_least
-            )
+            left = int(self.kept[group.span].sum()) if group.at_least > 1 else group.at_least
             if left < group.at_least < group.size:
                 raise InvalidPlan(
                     f"the code drops axes of size one: keep at least {group.at_least} channels of group {group.name!r}"
@@ -78,7 +76,7 @@ class Plan:
         kept = check_graph(graph).all_kept()
         for name, indices in groups.items():
             group = graph.group(name)
-            kept[group.start : group.start + group.size] = False
+            kept[group.span] = False
             kept[[group.start + index for index in _checked(group, indices)]] = True
         return cls(graph, kept)
 
@@ -121,7 +119,7 @@ class Plan:
 
     def _per_group(self) -> Iterator[tuple[ChannelGroup, Tensor]]:
         for group in self.graph.groups:
-            yield group, self.kept[group.start : group.start + group.size]
+            yield group, self.kept[group.span]
 
     def slices(self) -> Iterator[tuple[str, int, list[int], str]]:
         """Every cut as (tensor name, axis, removed indices, role).

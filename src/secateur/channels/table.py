@@ -18,14 +18,13 @@ def describe(graph: ChannelGraph) -> str:
         macs, params = graph.savings()
         rows = [("group", "channels", "filters each", "MACs each", "params each", "made by")]
         for group in graph.groups:
-            part = slice(group.start, group.start + group.size)
             rows.append(
                 (
                     group.name + ("" if group.exact else " ~"),
                     str(group.size),
                     str(group.filters_per_channel),
-                    quantity(float(macs[part].mean())),
-                    quantity(float(params[part].mean())),
+                    quantity(float(macs[group.span].mean())),
+                    quantity(float(params[group.span].mean())),
                     _layers(group),
                 )
             )

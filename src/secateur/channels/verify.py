@@ -129,9 +129,8 @@ def _refuse_difference(result: Verification, model: nn.Module, plan: Plan, calls
 
 
 def _is_guilty(model: nn.Module, plan: Plan, group: ChannelGroup, calls: Calls) -> bool:
-    part = slice(group.start, group.start + group.size)
     kept = plan.graph.all_kept()
-    kept[part] = plan.kept[part]
+    kept[group.span] = plan.kept[group.span]
     return not bool(kept.all()) and not compare(model, Plan(plan.graph, kept), calls).agrees
 
 

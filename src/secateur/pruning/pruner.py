@@ -242,7 +242,7 @@ class Pruner:
         for group in self.graph.groups:
             if not group.exact:
                 continue  # a mask is not the same as a cut
-            part = slice(group.start, group.start + group.size)
+            part = group.span
             spare = (self.gates.present.kept[part] & ~self.kept[part]).nonzero()[:, 0]
             present[group.start + spare[: -int(self.kept[part].sum()) % multiple]] = True
         return present

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from secateur.channels.groups import ChannelGraph, ChannelGroup
+from secateur.channels.groups import ChannelGraph
 from secateur.errors import InvalidSetting, UnreachableBudget, unknown_name
 from secateur.pruning.latency import LatencyTable
 
@@ -227,9 +227,5 @@ def _fewest(graph: ChannelGraph, kept: Tensor, order: Tensor, ends: Tensor, budg
 
 def removed_by_group(graph: ChannelGraph, before: Tensor, after: Tensor) -> dict[str, int]:
     """How many channels each group has lost between the two."""
-
-    def gone(group: ChannelGroup) -> int:
-        part = slice(group.start, group.start + group.size)
-        return int((before[part] & ~after[part]).sum())
-
-    return {group.name: count for group in graph.groups if (count := gone(group))}
+    gone = before & ~after
+    return {group.name: count for group in graph.groups if (count := int(gone[group.span].sum()))}

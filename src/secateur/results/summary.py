@@ -41,7 +41,7 @@ def shape_of(text: str) -> list[int] | None:
 def layers_of(result: Result) -> list[Layer]:
     """Every layer that could lose filters."""
     graph, kept = result.plan.graph, result.plan.kept
-    removed = {g.name: g.size - int(kept[g.start : g.start + g.size].sum()) for g in graph.groups}
+    removed = {g.name: g.size - int(kept[g.span].sum()) for g in graph.groups}
     return layers_after(graph.widths, removed)
 
 
