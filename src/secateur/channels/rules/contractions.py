@@ -261,12 +261,7 @@ def total(call: Call) -> None:
     """A sum or a norm: zeros do not count, so a removed channel may be left out."""
     tensor = call.tensors[0]
     axes = call.axes(tensor)
-    dims = call["dim"] if call.has("dim") else None
-    dims = (
-        range(tensor.dim())
-        if dims is None or dims == []
-        else [positive(d, tensor.dim()) for d in ([dims] if isinstance(dims, int) else dims)]
-    )
+    dims = reduced_dims(call)
     order = next((call[name] for name in ("ord", "p") if call.has(name)), 2)
     counts_zeros = order is not None and not float(order) > 0
     state = call.watch.state(tensor)
@@ -280,12 +275,19 @@ def total(call: Call) -> None:
                 consume(call, axis)
                 if call.is_weights(tensor):
                     call.freeze(axis, f"is summed over by {call.name} where weights are computed from {origin}")
-    keep = bool(call["keepdim"]) if call.has("keepdim") else False
-    call.put(call.out, reduced(axes, dims, keep))
+    call.put(call.out, reduced(call, axes, dims))
 
 
-def reduced(axes: list[Axis], dims: range | list[int], keep: bool) -> list[Axis]:
+def reduced_dims(call: Call) -> list[int]:
+    """Along which axes of the first argument a reduction goes: all if it names none."""
+    ndim, dims = call.tensors[0].dim(), call["dim"] if call.has("dim") else None
+    if dims is None or dims == []:
+        return list(range(ndim))
+    return [positive(dim, ndim) for dim in ([dims] if isinstance(dims, int) else dims)]
+
+
+def reduced(call: Call, axes: list[Axis], dims: list[int]) -> list[Axis]:
     """The axes after a reduction."""
-    if keep:
+    if call.has("keepdim") and call["keepdim"]:
         return [UNIFORM if dim in dims else axis for dim, axis in enumerate(axes)]
     return [axis for dim, axis in enumerate(axes) if dim not in dims]

@@ -11,8 +11,8 @@ from math import prod
 from torch import Tensor
 
 from secateur.channels.labels import any_alive, is_alive, with_alive
-from secateur.channels.rules.contractions import reduced
-from secateur.channels.rules.registry import UNIFORM, Axis, Call, positive, rule
+from secateur.channels.rules.contractions import reduced, reduced_dims
+from secateur.channels.rules.registry import UNIFORM, Axis, Call, all_alive, positive, rule
 
 
 @rule("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit")
@@ -124,8 +124,7 @@ def group_norm(call: Call) -> None:
     for dim in (0, *range(2, data.dim())):
         axis = axes[dim]
         if dim > 1:
-            call.freeze(axis, "passes group norm across its own axis")
-            axes[dim] = None
+            axes[dim] = call.lose(axis, "passes group norm across its own axis")
         elif isinstance(axis, Tensor):
             axes[dim] = with_alive(axis, True)
     call.put(call.outputs[0], axes)
@@ -137,35 +136,27 @@ def along(call: Call) -> None:
     tensor = call["self"]
     axes = call.axes(tensor)
     dim = positive(call["dim"], tensor.dim())
-    keeps_zero = call.name == "cumsum"
     seen = call.mix(axes[dim], f"passes {call.name.strip('_')}, which sees all channels")
     axes[dim] = seen if isinstance(seen, Tensor) else None
-    call.put(call.out, [with_alive(a, True) if isinstance(a, Tensor) and not keeps_zero else a for a in axes])
+    call.put(call.out, axes if call.name == "cumsum" else all_alive(axes))
 
 
 @rule("mean", "amax", "amin", "max", "min", "prod", "median", "mode", "aminmax")
 @rule("var", "std", "var_mean", "std_mean", "logsumexp", "argmax", "argmin", "any", "all")
 def reduction(call: Call) -> None:
     """Along space every channel alone; along channels the result depends on all."""
-    tensor = call.tensors[0]
     if len(call.tensors) > 1:
         from secateur.channels.rules.ties import pointwise
 
         return pointwise(call)
-    dims = call["dim"] if call.has("dim") else None
-    if dims is None or dims == []:
-        dims = range(tensor.dim())
-    else:
-        dims = [positive(d, tensor.dim()) for d in ([dims] if isinstance(dims, int) else dims)]
-    axes = call.axes(tensor)
-    name = call.name
+    dims, axes, name = reduced_dims(call), call.axes(call.tensors[0]), call.name
     for dim in dims:
         seen = call.mix(axes[dim], f"passes {name}, which sees all channels")
         if isinstance(seen, Tensor) and name not in ("mean", "var", "std", "var_mean", "std_mean"):
             call.freeze(seen, f"passes {name}, which sees all channels")
     if name in ("logsumexp", "argmax", "argmin", "all"):
-        axes = [with_alive(a, True) if isinstance(a, Tensor) else a for a in axes]
-    call.put_all(reduced(axes, dims, bool(call["keepdim"]) if call.has("keepdim") else False))
+        axes = all_alive(axes)
+    call.put_all(reduced(call, axes, dims))
 
 
 @rule("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool1d", "avg_pool2d", "avg_pool3d")
@@ -216,10 +207,9 @@ def ordered(call: Call) -> None:
     tensor = call["self"]
     dim = positive(call["dim"] if call.has("dim") else -1, tensor.dim())
     axes = call.axes(tensor)
-    call.freeze(axes[dim], f"passes {call.name}, which sees all channels")
-    axes[dim] = None
+    axes[dim] = call.lose(axes[dim], f"passes {call.name}, which sees all channels")
     if all(out.dim() == tensor.dim() for out in call.outputs):
-        call.put_all([with_alive(a, True) if isinstance(a, Tensor) else a for a in axes])
+        call.put_all(all_alive(axes))
     else:
         for axis in axes:
             call.freeze(axis, "passes an operator that orders values")

@@ -268,8 +268,7 @@ def pad(call: Call) -> None:
         if not isinstance(axis, Tensor):
             axes[dim] = None
         elif before < 0 or after < 0:
-            call.freeze(axis, "is cropped at fixed positions")
-            axes[dim] = None
+            axes[dim] = call.lose(axis, "is cropped at fixed positions")
         else:
             counts = [n for n in (before, after) if n]
             edges = zero_codes(call, counts) if call["value"] == 0 else [fixed_codes(call, n) for n in counts]

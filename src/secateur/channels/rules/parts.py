@@ -77,8 +77,7 @@ def slice_(call: Call) -> None:
             call.table.tie(pairs, pairs[:, :1])
             axes[dim] = axis[start::step]
         else:
-            call.freeze(axis, "is sliced at fixed positions")
-            axes[dim] = None
+            axes[dim] = call.lose(axis, "is sliced at fixed positions")
     call.put(out, axes)
 
 
@@ -86,21 +85,19 @@ def _part(call: Call, codes: Tensor, start: int, end: int) -> Axis:
     length, count = codes.shape[0], end - start
     if count == length:
         return codes
+    reason = "is sliced at fixed positions"
     if count == 0:
-        call.freeze(codes, "is sliced at fixed positions")
-        return None
+        return call.lose(codes, reason)
     note = call.watch.note_size
     note(codes, length)
     if length % count == 0 and start % count == 0:
         note(codes[start:end], count)
         tie_parts(call, codes, count)
         return codes[start:end]
-    reason = "is sliced at fixed positions"
     for border in {start, end} - {0, length}:
         named = note(codes[:border], border) or note(codes[border:], length - border) or note(codes[start:end], count)
         if not named:
-            call.freeze(codes, reason)
-            return None
+            return call.lose(codes, reason)
         call.watch.borders.append((codes, call.watch.located(reason), [named], 0))
     return codes[start:end]
 
@@ -210,6 +207,5 @@ def scattered(call: Call) -> None:
 def unfold(call: Call) -> None:
     tensor, dim = call["self"], positive(call["dimension"], call["self"].dim())
     axes = call.axes(tensor)
-    call.freeze(axes[dim], "is unfolded along its own axis")
-    axes[dim] = None
+    axes[dim] = call.lose(axes[dim], "is unfolded along its own axis")
     call.put(call.out, [*axes, None])

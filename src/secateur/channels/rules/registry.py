@@ -227,11 +227,10 @@ class Call:
 
     def put_all(self, axes: list[Axis]) -> None:
         """The same axes for every result of that many dimensions; indices among them are never zero for sure."""
-        indices: list[Axis] = [with_alive(axis, True) if isinstance(axis, Tensor) else axis for axis in axes]
         for out in self.outputs:
             if out.dim() == len(axes):
                 places = self.tensors[0].is_floating_point() and not out.is_floating_point()
-                self.put(out, list(indices if places else axes))
+                self.put(out, all_alive(axes) if places else list(axes))
 
     def freeze(self, axis: Axis, reason: str) -> None:
         if isinstance(axis, Tensor):
@@ -266,6 +265,11 @@ class Call:
             return None
         self.table.admit(axis, self.watch.located(reason))
         return axis
+
+
+def all_alive(axes: list[Axis], alive: bool = True) -> list[Axis]:
+    """The axes after something that sets every element: what is removed is non-zero then, or zero, as told."""
+    return [with_alive(axis, alive) if isinstance(axis, Tensor) else axis for axis in axes]
 
 
 def positive(dim: int, ndim: int) -> int:

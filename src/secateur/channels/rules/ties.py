@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from secateur.channels.labels import any_alive, is_alive, with_alive
-from secateur.channels.rules.registry import UNIFORM, Axis, Call, rule
+from secateur.channels.rules.registry import UNIFORM, Axis, Call, all_alive, positive, rule
 
 SAMPLES = [-40.0, -3.7, -1.0, -0.6, -0.01, 0.02, 0.4, 1.0, 2.9, 55.0]
 _outcomes: dict[Any, str] = {}
@@ -165,10 +165,7 @@ def copy(call: Call) -> None:
 def like(call: Call) -> None:
     """A new tensor with the shape of another: its size follows, its values know no channels."""
     zero = call.name in ("zeros_like", "empty_like")
-    axes: list[Axis] = [
-        with_alive(axis, not zero) if isinstance(axis, Tensor) else axis for axis in call.axes(call["self"])
-    ]
-    call.put(call.out, axes, zero=zero)
+    call.put(call.out, all_alive(call.axes(call["self"]), not zero), zero=zero)
 
 
 @rule("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "empty", "new_empty", "scalar_tensor")
@@ -186,7 +183,7 @@ def fill(call: Call) -> None:
         call.freeze_axes(other, "tells how to fill a tensor")
     axes: list[Axis] = [UNIFORM] * call.out.dim()
     if call.operator.written:
-        axes = [with_alive(a, not zero) if isinstance(a, Tensor) else a for a in call.axes(call.out)]
+        axes = all_alive(call.axes(call.out), not zero)
     call.put(call.out, axes, zero=zero)
 
 
@@ -198,9 +195,8 @@ def dropout(call: Call) -> None:
 @rule("glu")
 def glu(call: Call) -> None:
     """The two halves of an axis go together, the second through a sigmoid."""
-    tensor, dim = call["self"], call["dim"]
-    dim = dim + tensor.dim() if dim < 0 else dim
-    axes = call.axes(tensor)
+    axes = call.axes(call["self"])
+    dim = positive(call["dim"], len(axes))
     codes = axes[dim]
     if isinstance(codes, Tensor):
         half = codes.shape[0] // 2
