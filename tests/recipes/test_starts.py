@@ -25,7 +25,8 @@ from secateur.errors import (
 )
 from secateur.recipes import work
 from secateur.recipes.jobs import Order
-from secateur.recipes.work import find_start, open_network, reopen
+from secateur.recipes.starts import find_start, open_network
+from secateur.recipes.work import reopen
 from secateur.ticktock.run import Run
 from secateur.training.checkpoint import RunFolder
 

@@ -20,7 +20,8 @@ from secateur.errors import (
 )
 from secateur.recipes import work
 from secateur.recipes.jobs import Order, build
-from secateur.recipes.work import open_network, reopen
+from secateur.recipes.starts import open_network
+from secateur.recipes.work import reopen
 from secateur.results.structure import read_structure
 from secateur.ticktock import run as run_module
 

@@ -122,7 +122,7 @@ class Evaluate:
     """Show the traceback of an error."""
 
     def run(self) -> str:
-        from secateur.recipes.work import open_network
+        from secateur.recipes.starts import open_network
 
         order = self.source.order(self.recipe, self.weights)
         with waiting(f"testing {self.recipe}"):

@@ -20,7 +20,7 @@ from secateur.models.lookup import find_model
 from secateur.plain import numbers
 from secateur.recipes.jobs import Order
 from secateur.recipes.paper import find_recipe
-from secateur.recipes.work import open_network
+from secateur.recipes.starts import open_network
 from secateur.results.bench import latency
 from secateur.results.figures import draw_curves, draw_structures
 from secateur.results.load import load
