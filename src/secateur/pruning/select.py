@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from numbers import Real
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from secateur.errors import InvalidSetting, UnreachableBudget, unknown_name
 from secateur.pruning.latency import LatencyTable
 
 Rank = Literal["score", "score_per_mac", "score_per_param", "score_per_microsecond"]
-RANKS = ["score", "score_per_mac", "score_per_param", "score_per_microsecond"]
 UNITS = {"macs": "MACs", "params": "parameters", "filters": "filters", "latency": "microseconds"}
 
 
@@ -138,8 +137,8 @@ def ranked(
     """The scores, divided by (a power of) what each channel would save now if so asked."""
     if rank == "score":
         return scores.double()
-    if rank not in RANKS:
-        raise unknown_name("rank", rank, RANKS)
+    if rank not in get_args(Rank):
+        raise unknown_name("rank", rank, list(get_args(Rank)))
     if bool((scores[kept] < 0).any()):
         raise InvalidSetting(
             f"rank={rank} divides scores by what a channel saves, which would favour the wrong ones among negative "

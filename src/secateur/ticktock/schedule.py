@@ -203,9 +203,6 @@ class TickTock:
                 f"milestones are shares of the epochs, between 0 and 1, and milestone_divides is above 0, got "
                 f"{self.milestones} and {self.milestone_divides}"
             )
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise InvalidSetting(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
 
     @classmethod
     def one_shot(cls, **settings: Any) -> TickTock:
@@ -290,16 +287,7 @@ class TickTock:
         return Run(self, model, check_graph(graph), task, engine=engine, folder=folder, latency=latency).events()
 
 
-SHAPES = ("triangle", "warmup", "cosine", "steps", "constant")
 BUDGETS = ("keep_macs", "keep_params", "keep_filters", "keep_latency")
-CHOICES = {
-    "rank": ("auto", "score", "score_per_mac", "score_per_param", "score_per_microsecond"),
-    "filter_scale": ("norm", "mean"),
-    "cut": ("auto", "now", "end"),
-    "evaluate": ("always", "phases", "end"),
-    "tock_shape": SHAPES,
-    "finetune_shape": SHAPES,
-}
 
 
 def _are_numbers(values: Any) -> bool:

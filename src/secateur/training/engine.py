@@ -45,8 +45,6 @@ class Engine:
 
     def __post_init__(self) -> None:
         check_kinds(self)
-        if self.precision not in ("fp32", "bf16", "fp16"):
-            raise InvalidSetting(f"precision must be one of fp32, bf16, fp16, got {self.precision!r}")
         if self.accumulate < 1 or self.checkpoint_steps < 1:
             raise InvalidSetting("accumulate and checkpoint_steps must be 1 or more")
         if self.clip_norm is not None and not self.clip_norm > 0:
