@@ -32,9 +32,9 @@ import secateur
 from secateur.cli import main
 from secateur.cli.command import _commands, _parse
 from secateur.data.catalog import DATASETS
+from secateur.nested import map_tensors
 from secateur.pruning import scores
 from secateur.training import task
-from secateur.training.batches import map_tensors
 from secateur.training.loop import Trainer
 
 ROOT = Path(__file__).parents[1]

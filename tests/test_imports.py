@@ -25,7 +25,7 @@ FLOORS = [
     {"pruning", "training"},
     {"channels"},
     {"extras"},
-    {"errors", "plain", "words"},
+    {"errors", "nested", "plain", "words"},
 ]
 FORBIDDEN = {
     "training": {"channels"},

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from secateur.nested import map_tensors
 
 LEAVES = str, bytes, int, float, complex, type(None), type, range, torch.dtype, torch.device, nn.Module
 """What holds no tensors that are the result of anything."""
@@ -101,24 +102,6 @@ class Example:
 
 Calls = dict[str, list[Example]]
 """What to call a model with in each mode, "eval" and "train": the first that it can run on."""
-
-
-def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same nesting of tuples, lists and dicts with every tensor changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(v, change) for v in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(map_tensors(v, change) for v in value)
-    if type(value) is dict:
-        return {k: map_tensors(v, change) for k, v in value.items()}
-    if isinstance(value, dict):
-        changed = copy.copy(value)
-        for k, v in value.items():
-            changed[k] = map_tensors(v, change)
-        return changed
-    return value
 
 
 def tensors_within(value: Any) -> list[Tensor]:

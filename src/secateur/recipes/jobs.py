@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from secateur.channels.example import map_tensors
 from secateur.data.arrays import Arrays
 from secateur.data.catalog import Dataset, find_dataset
 from secateur.errors import InvalidModel, InvalidSetting, InvalidTask, UnknownName
 from secateur.models.lookup import find_callable, find_model
+from secateur.nested import map_tensors
 from secateur.recipes.experiments import EXPERIMENTS
 from secateur.recipes.paper import find_recipe, is_recipe
 from secateur.recipes.recipe import Recipe

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from secateur.channels.example import map_tensors
+from secateur.nested import map_tensors
 from secateur.pruning.latency import LatencyTable, measure_latency, time_whole
 from secateur.recipes.jobs import Job
 from secateur.results.atomic import write

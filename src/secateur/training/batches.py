@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,23 +12,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from secateur.errors import InvalidTask
+from secateur.nested import map_tensors
 
 
 def device_of(model: nn.Module) -> torch.device:
     return next((t.device for t in model.parameters()), torch.device("cpu"))
-
-
-def map_tensors(batch: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same nesting of tuples, lists and dicts with every tensor changed."""
-    if isinstance(batch, Tensor):
-        return change(batch)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(item, change) for item in batch))
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(map_tensors(item, change) for item in batch)
-    if isinstance(batch, dict):
-        return {key: map_tensors(value, change) for key, value in batch.items()}
-    return batch
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

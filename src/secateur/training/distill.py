@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secateur.errors import InvalidTask
-from secateur.training.batches import device_of, hand_over, map_tensors
+from secateur.nested import map_tensors
+from secateur.training.batches import device_of, hand_over
 
 Loss = Callable[[nn.Module, Any], Tensor]
 

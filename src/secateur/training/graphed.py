@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from secateur.training.batches import map_tensors
+from secateur.nested import map_tensors
 
 WARM_UP = 3
 

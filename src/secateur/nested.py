@@ -1,0 +1,27 @@
+"""Tensors in containers: the arguments of a model, or a batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """The same nesting of tuples, lists and dicts with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(v, change) for v in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map_tensors(v, change) for v in value)
+    if type(value) is dict:
+        return {k: map_tensors(v, change) for k, v in value.items()}
+    if isinstance(value, dict):
+        changed = copy.copy(value)
+        for k, v in value.items():
+            changed[k] = map_tensors(v, change)
+        return changed
+    return value
