@@ -28,12 +28,13 @@ NETWORKS = {
     "resnet20": ({}, 32),
     "resnet56": ({}, 32),
     "vgg16_m": ({}, 32),
+    "timm:lcnet_035": ({}, 64),
     "torchvision:mobilenet_v2": ({}, 64),
     "torchvision:densenet121": ({}, 64),
     "timm:efficientnet_b0": ({}, 64),
     "fcn32s": ({"width": 1 / 8}, 64),
 }
-FAST = ("resnet20", "torchvision:mobilenet_v2")
+FAST = ("resnet20", "timm:lcnet_035")
 
 
 def pruned(name: str) -> tuple[nn.Module, Tensor]:

@@ -59,8 +59,14 @@ def same(result: secateur.Result, loaded: nn.Module, example: Tensor) -> None:
     assert {name: module.extra_repr() for name, module in loaded.named_modules()} == before
 
 
-KNOWN = ["resnet20", "vgg16_m", "torchvision:mobilenet_v2", "torchvision:shufflenet_v2_x0_5", "timm:ghostnet_050"]
-LARGE = ["torchvision:densenet121", "timm:efficientnet_b0", "timm:res2net50_26w_4s", "timm:mixnet_s"]
+KNOWN = ["resnet20", "vgg16_m", "torchvision:mobilenet_v2", "torchvision:shufflenet_v2_x0_5", "timm:lcnet_035"]
+LARGE = [
+    "torchvision:densenet121",
+    "timm:efficientnet_b0",
+    "timm:ghostnet_050",
+    "timm:res2net50_26w_4s",
+    "timm:mixnet_s",
+]
 
 
 @pytest.mark.parametrize("name", [*KNOWN, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])

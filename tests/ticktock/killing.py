@@ -79,8 +79,12 @@ class Fork(forks.Process):
 Started = subprocess.Popen[str] | Fork
 
 
-def resume(folder: Path) -> Fork:
-    return Fork(folder, ["resume", str(folder)])
+def begin(folder: Path) -> Fork:
+    return Fork(folder, beginning(folder))
+
+
+def resume(folder: Path, *more: str) -> Fork:
+    return Fork(folder, ["resume", str(folder), *more])
 
 
 def finish(process: Started) -> tuple[int, str, str]:
@@ -135,7 +139,7 @@ def kill_until_finished(folder: Path, dice: random.Random, most: int) -> list[tu
     """Kill a run again and again, at most so often; moments since it had begun, or saved, and where it then went on."""
     log: list[tuple[float, str]] = []
     while True:
-        process = resume(folder) if (folder / "config.json").exists() else Fork(folder, beginning(folder))
+        process = resume(folder) if (folder / "config.json").exists() else begin(folder)
         moment, reached = dice.uniform(0.0, 1.0), dice.choice([has_begun, has_saved])
         if len(log) < most and reached(process, folder):
             time.sleep(moment)

@@ -6,7 +6,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,8 @@ import pytest
 import torch
 from filelock import FileLock
 from killing import (
+    Started,
+    begin,
     check_same,
     checkpoints,
     finish,
@@ -28,7 +30,6 @@ from killing import (
     place,
     prune,
     resume,
-    start,
 )
 from small import batches, on_a, prepared, quick
 from torch import Tensor
@@ -75,10 +76,12 @@ def test_killed_a_hundred_times(whole: Path, tmp_path: Path) -> None:
     assert {where.split()[0] for _, where in log} >= {"Tick", "Tock", "FineTune"}
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_says_how_to_go_on(whole: Path, tmp_path: Path, number: int, status: int) -> None:
+@pytest.mark.parametrize(("number", "status", "start"), [(signal.SIGINT, 130, prune), (signal.SIGTERM, 143, begin)])
+def test_a_signal_saves_and_says_how_to_go_on(
+    whole: Path, tmp_path: Path, number: int, status: int, start: Callable[[Path], Started]
+) -> None:
     folder = tmp_path / "run"
-    process = prune(folder)
+    process = start(folder)
     assert has_begun(process, folder)
     assert has_saved(process, folder)
     time.sleep(random.Random(number).uniform(0.1, 0.6))
@@ -95,7 +98,7 @@ def test_a_signal_saves_and_says_how_to_go_on(whole: Path, tmp_path: Path, numbe
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    first = prune(folder)
+    first = begin(folder)
     assert has_begun(first, folder)
     assert has_saved(first, folder)
     first.send_signal(signal.SIGSTOP)  # so that it does not end before the other has begun
@@ -111,7 +114,7 @@ def test_a_finished_run_gives_its_result_again(whole: Path, tmp_path: Path) -> N
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     shutil.rmtree(folder / "result")
-    status, out, err = finish(start("resume", str(folder), "--json"))
+    status, out, err = finish(resume(folder, "--json"))
     assert status == 0, err
     assert json.loads(out)["metrics"] == outcome(whole)["events"][-1]["metrics"]
     check_same(outcome(folder), outcome(whole))
@@ -119,7 +122,7 @@ def test_a_finished_run_gives_its_result_again(whole: Path, tmp_path: Path) -> N
 
 def test_a_damaged_checkpoint_is_passed_over(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = prune(folder)
+    process = begin(folder)
     assert has_begun(process, folder)
     while len(checkpoints(folder)) < 2:
         assert has_saved(process, folder)
