@@ -26,7 +26,7 @@ from secateur.ticktock.events import Event, FineTune, Finished, Result, Start, T
 from secateur.ticktock.record import Cursor, Record
 from secateur.ticktock.schedule import BUDGETS, TickTock
 from secateur.ticktock.trained import in_tick, in_tock, only_train_, optimizer_for
-from secateur.training.batches import count, device_of, draw, reseed, shard
+from secateur.training.batches import count, device_of, draw, reseed
 from secateur.training.distill import distilled, scores_of
 from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_
 from secateur.training.ema import Ema
@@ -34,6 +34,7 @@ from secateur.training.engine import Engine
 from secateur.training.loop import LOOK_EVERY, Position, Trainer, Work
 from secateur.training.randomness import mix, seeded
 from secateur.training.schedules import SHAPES
+from secateur.training.shards import shard
 from secateur.training.task import Task
 
 ALIGNED = 8

@@ -1,0 +1,130 @@
+"""One process's share of every batch, where several train one model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from secateur.errors import InvalidTask
+from secateur.nested import map_tensors
+from secateur.training.batches import rebuild, streams
+
+
+def shard(batches: Iterable[Any], rank: int, world: int) -> Iterable[Any]:
+    """The part of every batch that falls to process `rank` of `world`; `weighted` tells how much each part counts.
+
+    A source with a method `shard(rank, world)` is asked; a DataLoader over a dataset with a length is rebuilt so that
+    it loads the part only; of anything else every process goes through all and cuts. Parts are contiguous and as even
+    as can be; a batch with fewer examples than processes is left out. All processes must start from the same seed.
+    """
+    if not 0 <= rank < world:
+        raise InvalidTask(f"a process's rank goes from 0 to {world - 1}, got {rank}")
+    if world == 1:
+        return batches
+    if hasattr(batches, "shard"):
+        return batches.shard(rank, world)  # pyright: ignore
+    # Without a batch sampler the dataset gives whole batches.
+    if isinstance(batches, DataLoader) and batches.batch_sampler is not None and not streams(batches):
+        return LoaderShard(batches, rank, world)
+    return CutBatches(batches, rank, world)
+
+
+def weighted(batches: Iterable[Any]) -> Iterator[tuple[float, Any]]:
+    """Each batch behind its weight: for a part of `shard` its size over the mean size of all parts, otherwise 1.
+
+    The mean over processes of weight times mean loss is the mean loss of the whole batch.
+    """
+    if hasattr(batches, "weighted"):
+        return batches.weighted()  # pyright: ignore
+    return ((1.0, batch) for batch in batches)
+
+
+class BatchShard(ABC):
+    """One process's part of every batch."""
+
+    def __init__(self, batches: Any, rank: int, world: int) -> None:
+        self.batches, self.rank, self.world = batches, rank, world
+
+    @abstractmethod
+    def weighted(self) -> Iterator[tuple[float, Any]]: ...
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch for _, batch in self.weighted())
+
+    def part(self, size: int) -> tuple[float, slice] | None:
+        """Weight and place of the part in a batch of that size; none if some process would go without."""
+        if size < self.world:
+            return None
+        here = slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
+        return (here.stop - here.start) * self.world / size, here
+
+
+class LoaderShard(BatchShard):
+    """Of a DataLoader: only the part is loaded. The order is the one that the loader itself would draw."""
+
+    def __init__(self, batches: DataLoader, rank: int, world: int) -> None:
+        super().__init__(batches, rank, world)
+        if batches.batch_size and batches.batch_size < world:
+            raise InvalidTask(f"batches of {batches.batch_size} cannot be cut into {world} parts: use larger batches")
+
+    def __len__(self) -> int:
+        if not self.batches.batch_size:
+            raise TypeError("a batch sampler of the user's own does not tell how large its batches are")
+        full, rest = divmod(len(self.batches.sampler), self.batches.batch_size)
+        return full + (not self.batches.drop_last and rest >= self.world)
+
+    def weighted(self) -> Iterator[tuple[float, Any]]:
+        # Workers run ahead, so weights wait here for their batches, which come in the same order.
+        weights: deque[float] = deque()
+        parts = IndexParts(self, weights)
+        loader = rebuild(self.batches, self.batches.dataset, batch_sampler=parts, generator=self.batches.generator)
+        for batch in loader:
+            yield weights.popleft(), batch
+
+
+class IndexParts:
+    """A batch sampler that cuts another's batches of indices, and notes the weight of each part."""
+
+    def __init__(self, whole: LoaderShard, weights: deque[float]) -> None:
+        self.whole, self.weights = whole, weights
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for indices in self.whole.batches.batch_sampler:
+            part = self.whole.part(len(indices))
+            if part is not None:
+                self.weights.append(part[0])
+                yield indices[part[1]]
+
+
+class CutBatches(BatchShard):
+    """Of any other source: every tensor is cut whose first axis is as long as the first tensor's.
+
+    It has no length, since only the batches themselves tell whether one is too small to be cut.
+    """
+
+    def weighted(self) -> Iterator[tuple[float, Any]]:
+        for batch in self.batches:
+            size = _size(batch)
+            part = self.part(size)
+            if part is not None:
+                yield part[0], map_tensors(batch, lambda t, size=size, here=part[1]: _cut(t, size, here))
+
+
+def _size(batch: Any) -> int:
+    sizes: list[int] = []
+    map_tensors(batch, lambda tensor: sizes.extend(tensor.shape[:1]))
+    if not sizes:
+        raise InvalidTask(
+            f"a batch of type {type(batch).__name__} holds no tensor to cut into parts for several processes: give its "
+            "source a method shard(rank, world)"
+        )
+    return sizes[0]
+
+
+def _cut(tensor: Tensor, size: int, here: slice) -> Tensor:
+    return tensor[here] if tensor.dim() and tensor.shape[0] == size else tensor
