@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,17 @@ def check_model(model: Any, example: Example) -> None:
 
 
 def _check_values(parameters: list[tuple[str, nn.Parameter]]) -> None:
-    real = [(name, p.detach()) for name, p in parameters if p.is_floating_point() and p.device.type != "meta"]
-    if real and not bool(torch.stack([tensor.sum(dtype=torch.float64) for _, tensor in real]).isfinite().all()):
-        for name, tensor in real:
-            if not bool(tensor.isfinite().all()):
+    if parameters[0][1].device.type != "meta" and not are_finite([parameter for _, parameter in parameters]):
+        for name, parameter in parameters:
+            if not bool(parameter.isfinite().all()):
                 raise InvalidModel(f"parameter {name!r} holds NaN or infinite values: load a sound checkpoint")
+
+
+@torch.no_grad()
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether the sums of these are, which are soon computed; those of whole numbers do not count."""
+    sums = [tensor.sum(dtype=torch.float64) for tensor in tensors if tensor.is_floating_point()]
+    return not sums or bool(torch.stack(sums).isfinite().all())
 
 
 def _as_written() -> AbstractContextManager[Any]:

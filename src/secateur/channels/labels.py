@@ -98,7 +98,7 @@ class LabelTable:
             roles[labels_of(torch.cat([codes.reshape(-1) for codes in self._roles[role]]))] = int(role)
         return roles
 
-    def channels(self, ties: Iterable[tuple[Tensor, Tensor]] = ()) -> Tensor:
+    def channels(self, ties: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """For every label the number of its channel, counted from 0 in order of first appearance.
 
         ties: pairs of codes that go together besides those that are remembered.

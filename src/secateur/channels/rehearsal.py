@@ -70,7 +70,7 @@ class Outcome:
 class Record(EagerMode):
     """Notes products and choices, and gives expected values for random numbers: dropout lets everything pass."""
 
-    def __init__(self, precision: torch.dtype | None = None) -> None:
+    def __init__(self, precision: torch.dtype | None) -> None:
         super().__init__()
         self.precision = precision
         self.steps: list[Product | Choice] = []

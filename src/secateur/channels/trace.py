@@ -67,7 +67,7 @@ LAYER_SIZES = ("in_channels", "out_channels", "in_features", "out_features")
 class Watch(EagerMode):
     """Follows labels through every operator that runs while it is active."""
 
-    def __init__(self, model: nn.Module, inexact: bool = False) -> None:
+    def __init__(self, model: nn.Module, inexact: bool) -> None:
         super().__init__()
         self.table = LabelTable()
         self.inexact = inexact

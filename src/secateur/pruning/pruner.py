@@ -292,8 +292,8 @@ def make_budget(
     keep_macs: float | None,
     keep_params: float | None,
     keep_filters: float | None,
-    keep_latency: float | None = None,
-    table: LatencyTable | None = None,
+    keep_latency: float | None,
+    table: LatencyTable | None,
 ) -> Budget | None:
     """The one budget among these; None without any."""
     given = {"macs": keep_macs, "params": keep_params, "filters": keep_filters, "latency": keep_latency}

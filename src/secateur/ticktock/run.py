@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.channels.groups import ChannelGraph
+from secateur.channels.guard import are_finite
 from secateur.channels.shapes import channels_last
 from secateur.channels.shrink import copy_model
 from secateur.channels.verify import confirm
@@ -24,7 +25,7 @@ from secateur.pruning.scores import Random
 from secateur.pruning.select import check_reachable
 from secateur.ticktock.events import Event, FineTune, Finished, Result, Start, Tick, Tock
 from secateur.ticktock.record import Cursor, Record
-from secateur.ticktock.schedule import BUDGETS, TickTock
+from secateur.ticktock.schedule import TickTock
 from secateur.ticktock.trained import in_tick, in_tock, only_train_, optimizer_for
 from secateur.training.batches import count, device_of, draw, reseed
 from secateur.training.distill import distilled, scores_of
@@ -65,9 +66,7 @@ class Run:
         self.settings, self.task, self.given = settings, task, model
         self.engine = engine or Engine()
         self.world = World.current()
-        budget = make_budget(
-            settings.keep_macs, settings.keep_params, settings.keep_filters, settings.keep_latency, latency
-        )
+        budget = make_budget(**settings.budgets, table=latency)
         assert budget is not None
         self.budget = budget
         with seeded(settings.seed):
@@ -192,7 +191,7 @@ class Run:
         skipped = self.pruner.skipped
         removal = self.pruner.prune(
             settings.tick_removes,
-            **{name: getattr(settings, name) for name in BUDGETS},
+            **settings.budgets,
             optimizer=self.optimizer,
             cut=self.cut_at_once,
         )
@@ -330,7 +329,7 @@ class Run:
                 folded.in_use() if folded is not None else nullcontext(),
             ):
                 mean = self.trainer.epoch(self._batches(), work, self.position, self._after_step)
-            if not _is_finite(self.model):
+            if not are_finite(self.model.parameters()):
                 raise NonFiniteLoss(self.num_batches - 1)
         except NonFiniteLoss as error:
             raise self._diverged(where, error.step) from error
@@ -420,9 +419,3 @@ class Run:
         if self.record is not None:
             self.record.note(event)
         return event
-
-
-@torch.no_grad()
-def _is_finite(model: nn.Module) -> bool:
-    sums: list[Tensor] = [p.sum(dtype=torch.float64) for p in model.parameters() if p.is_floating_point()]
-    return bool(torch.stack(sums).isfinite().all())

@@ -173,7 +173,7 @@ class TickTock:
             ends = getattr(self, name)
             if not _are_numbers(ends) or len(ends) != 2 or not 0 <= ends[0] <= ends[1] < math.inf:
                 raise InvalidSetting(f"{name} is the lowest and the highest rate, as (0.001, 0.01), got {ends}")
-        budgets = {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
+        budgets = {name: share for name, share in self.budgets.items() if share is not None}
         if len(budgets) != 1:
             got = " and ".join(budgets) if budgets else "none"
             raise InvalidSetting(f"one budget is needed: {', '.join(BUDGETS[:-1])} or {BUDGETS[-1]}; got {got}")
@@ -213,6 +213,11 @@ class TickTock:
     def tick_only(cls, **settings: Any) -> TickTock:
         """The baseline without Tocks."""
         return cls(**{"ticks_per_tock": 0, **settings})
+
+    @property
+    def budgets(self) -> dict[str, float | None]:
+        """All of them by name; the one that is given, and None for the others."""
+        return {name: getattr(self, name) for name in BUDGETS}
 
     @property
     def ranking(self) -> str:

@@ -161,7 +161,7 @@ class Trainer:
         if last:
             self._update(work)
 
-    def _backward(self, work: Work, batch: Any, weight: float, check: bool = False) -> None:
+    def _backward(self, work: Work, batch: Any, weight: float, check: bool) -> None:
         if work.prepare is not None:
             work.prepare()
         with self.autocast():
