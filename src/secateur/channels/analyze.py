@@ -52,12 +52,27 @@ def analyze(
     say = progress or (lambda text: None)
     call = Example.of(example)
     check_model(model, call)
-    notes: list[str] = []
     say("watching a forward pass")
-    unused = "is a parameter never used in this forward pass"
+    watch = Watch(model, inexact)
+    calls, unused, notes = _watch_modes(watch, model, call)
+    _freeze_ignored(watch, model, ignore)
+    _freeze_unused(watch, unused)
+    notes += _notes_on(watch, model)
+    build = partial(build_graph, watch, str(call), tuple(notes), calls)
+    if not probe:
+        return build()
+    say("probing the cuts")
+    return _probed(watch, model, build, say)
+
+
+def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, str, list[str]]:
+    """Watch evaluation mode, and training mode where that may run otherwise.
+
+    Gives what to call the model with in each, the reason why parameters stay that were not used, and notes.
+    """
+    unused, notes = "is a parameter never used in this forward pass", list[str]()
     with undisturbed(model), torch.no_grad():
         model.eval()  # not what it returns: some forget to return the model where they write it themselves
-        watch = Watch(model, inexact)
         output, tensors = _watch(watch, model, call)
         if not tensors:
             kind = type(output).__name__
@@ -81,9 +96,12 @@ def analyze(
                     leaf.used = False
                 notes.append(f"training mode cannot run on this example: {failure}")
         watch.products = products
-    _freeze_ignored(watch, model, ignore)
-    _freeze_unused(watch, unused)
-    notes += watch.failures
+    return calls, unused, notes
+
+
+def _notes_on(watch: Watch, model: nn.Module) -> list[str]:
+    """What the user should know of this analysis."""
+    notes = list(watch.failures)
     if watch.values_matter:
         notes.append("the code looks at values: what it does for others than those of this example was not seen")
     heard = {owner(leaf.name) for leaf in watch.leaves.values() if leaf.used}
@@ -98,11 +116,14 @@ def analyze(
     if computed:
         remedy = "torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm makes them plain"
         notes.append(f"weights that are computed in every pass may have to stay ({', '.join(computed)}): {remedy}")
-    build = partial(build_graph, watch, str(call), tuple(notes), calls)
-    graph = build()
-    if not probe:
-        return graph
-    say("probing the cuts")
+    return notes
+
+
+def _probed(
+    watch: Watch, model: nn.Module, build: Callable[..., ChannelGraph], say: Callable[[str], None]
+) -> ChannelGraph:
+    """The graph of what can be cut when it is tried, without attributes that equal a number of channels by chance."""
+    graph = tied = build()
     tried = [Probe(model, graph, say)]
     own = {(note.module, note.attribute) for note in watch.notes if tried[0].is_own(note.module)}
     # An attribute that equals several numbers by chance ties, or even freezes, what has nothing to do with it.
@@ -112,21 +133,18 @@ def analyze(
     plain = next((plain for attempt in tried if (plain := attempt.plain()) is not None), None)
     if plain is not None and not watch.unnamed_without(own):
         return plain
-    tied = graph
     needless = own if plain is not None else tried[0].needless(lambda some: build(untied=some) if chance else tied)
     if needless:
         watch.forget_notes(needless)
         graph = build()
     failures = Probe(model, graph, say).failures()
-    if failures:
-        for group in graph.groups:
-            if group.name in failures:
-                for member in group.members:
-                    axis = watch.leaf(member.tensor).state.axes[member.axis]
-                    assert isinstance(axis, Tensor)
-                    watch.table.freeze(axis[member.indices.reshape(-1)], failures[group.name])
-        graph = build()
-    return graph
+    for group in graph.groups:
+        if group.name in failures:
+            for member in group.members:
+                axis = watch.leaf(member.tensor).state.axes[member.axis]
+                assert isinstance(axis, Tensor)
+                watch.table.freeze(axis[member.indices.reshape(-1)], failures[group.name])
+    return build() if failures else graph
 
 
 def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[Tensor]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -169,36 +169,13 @@ def compare(
     gaps: list[Gap] = []
     count = 0
     chosen = False
-    tolerance = TOLERANCES[precision]
     for mode, (cast, expected) in masked.items():
         got = run(work, cast, mode, precision=precision)
-        compared = expected.outputs
-        places = _until_they_part(expected, got)
-        ours, theirs = expected.sums(places), got.sums(places)
-        nudged: list[Outcome] = []
         more = _nudged(lambda: _masked(model, plan, precision, prepare), cast, mode, precision)
-        while True:
-            alike = [each.outputs for each in nudged if not _choose_otherwise(expected, each)]
-            found = gaps_between(compared, got.outputs, 0.01 / tolerance, alike)
-            led = [each.sums([n for n in _until_they_part(expected, each) if n in places]) for each in nudged]
-            steps = gaps_between(ours, theirs, nudged=led) or []
-            if len(nudged) == nudges or not _may_be_rounding([*(found or []), *steps], tolerance):
-                break
-            nudged.append(next(more))
-        wrong = found is None or any(gap.relative > tolerance for gap in found)
-        parted = wrong and _choose_otherwise(expected, got)
-        if expected.blind or parted:
-            chosen = True
-            compared = ours
-        if parted:
-            found = steps
-        elif found is not None:
-            found += steps
-        count += sum(t.numel() for t in compared if bool(t.nan_to_num(0, 0, 0).any()))
-        if found is None:
-            shapes = [[tuple(t.shape) for t in outcome.outputs] for outcome in (expected, got)]
-            raise NotEquivalent(f"the shrunk network's outputs have shapes {shapes[1]}, the masked one's {shapes[0]}")
+        found, compared, led = _differences(expected, got, islice(more, nudges), TOLERANCES[precision])
         gaps += found
+        count += sum(t.numel() for t in compared if bool(t.nan_to_num(0, 0, 0).any()))
+        chosen |= led
     if single is not None and not single.agrees:
         return single
     return Verification(
@@ -210,6 +187,34 @@ def compare(
         exact=plan.exact,
         chosen=chosen,
     )
+
+
+def _differences(
+    expected: Outcome, got: Outcome, nudged: Iterator[Outcome], tolerance: float
+) -> tuple[list[Gap], list[Tensor], bool]:
+    """How far two passes are apart; what was compared of the first; and whether that is what led to its outputs.
+
+    nudged: the first as rounding moves it, asked for where that may be all.
+    """
+    places = _until_they_part(expected, got)
+    ours, theirs = expected.sums(places), got.sums(places)
+    tried: list[Outcome] = []
+    while True:
+        alike = [each.outputs for each in tried if not _choose_otherwise(expected, each)]
+        found = gaps_between(expected.outputs, got.outputs, 0.01 / tolerance, alike)
+        led = [each.sums([n for n in _until_they_part(expected, each) if n in places]) for each in tried]
+        steps = gaps_between(ours, theirs, nudged=led) or []
+        if not _may_be_rounding([*(found or []), *steps], tolerance) or (more := next(nudged, None)) is None:
+            break
+        tried.append(more)
+    wrong = found is None or any(gap.relative > tolerance for gap in found)
+    parted = wrong and _choose_otherwise(expected, got)
+    if parted:
+        return steps, ours, True
+    if found is None:
+        shapes = [[tuple(t.shape) for t in outcome.outputs] for outcome in (expected, got)]
+        raise NotEquivalent(f"the shrunk network's outputs have shapes {shapes[1]}, the masked one's {shapes[0]}")
+    return [*found, *steps], ours if expected.blind else expected.outputs, expected.blind
 
 
 def _masked(
