@@ -23,7 +23,7 @@ from secateur.recipes.paper import RECIPES, find_recipe
 Call = Callable[..., tuple[int, str, str]]
 Page = tuple[list[str], dict[str, list[str]]]
 
-RESNET, VGG, PLAIN = "resnet20@cifar10", "vgg16_m@cifar10", "own_networks:plain@cifar10"
+RESNET, VGG, PLAIN = "resnet14@cifar10", "vgg16_m@cifar10", "own_networks:plain@cifar10"
 WIDTHS = {RESNET: "0.25", VGG: "0.1", PLAIN: "1"}
 OWN = Path(__file__).parent.parent / "recipes"
 """Where `own_networks` is."""
