@@ -30,7 +30,8 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def secateur(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
     """The command in this process: exit status, stdout and stderr; networks are timed once instead of thirty times."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("secateur.recipes.work.latency", partial(latency, repetitions=1))
+    for module in ("work", "reports"):
+        monkeypatch.setattr(f"secateur.recipes.{module}.latency", partial(latency, repetitions=1))
 
     def call(*arguments: object) -> tuple[int, str, str]:
         status = 0
