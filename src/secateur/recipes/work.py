@@ -99,21 +99,7 @@ def perform(
                 teacher=teacher,
                 latency=table,
             )
-    run.watch = watcher.step
-    result = None
-    try:
-        with watcher.guard(run):
-            for event in run.events():
-                watcher.event(event)
-                if isinstance(event, Finished):
-                    result = event.result
-    except Diverged as error:
-        if world.leads:
-            save(error.result, out / "diverged", **about)
-        saved = out / "diverged"
-        told = f"{error}; it is saved in {saved}: secateur finetune {order.recipe} {saved} goes on from there"
-        raise Diverged(told, error.result) from None
-    assert result is not None
+    result = _go_through(run, order, out, about, watcher)
     if world.leads:
         if plan is not None:
             # What was kept, in terms of the network that was cut first, and what that was worth.
@@ -133,6 +119,26 @@ def perform(
                 watcher.say(f"no pictures are drawn: {error}")
     if (stopping := world.any(run.stopping)) is not None:
         raise Interrupted(stopping, str(out))  # asked for in the last evaluation: what would follow must not begin
+    return result
+
+
+def _go_through(run: Run, order: Order, out: Path, about: dict[str, Any], watcher: Watcher) -> Result:
+    """Do the run; the network as it was before its training diverged is saved beside it."""
+    run.watch = watcher.step
+    result = None
+    try:
+        with watcher.guard(run):
+            for event in run.events():
+                watcher.event(event)
+                if isinstance(event, Finished):
+                    result = event.result
+    except Diverged as error:
+        saved = out / "diverged"
+        if run.world.leads:
+            save(error.result, saved, **about)
+        told = f"{error}; it is saved in {saved}: secateur finetune {order.recipe} {saved} goes on from there"
+        raise Diverged(told, error.result) from None
+    assert result is not None
     return result
 
 
