@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy
 import torch
+from small import prepared, quick
 
 from secateur import cli
 from secateur.training.checkpoint import unseal
@@ -46,9 +47,9 @@ def beginning(folder: Path) -> list[str]:
 class Fork(forks.Process):
     """A command in a process that has torch loaded already, and so trains within a second; used as a Popen is."""
 
-    def __init__(self, folder: Path, arguments: list[str]) -> None:
+    def __init__(self, folder: Path, arguments: list[str], do: Callable[[list[str]], object] = cli.main) -> None:
         super().__init__()
-        self.folder, self.arguments = folder, arguments
+        self.folder, self.arguments, self.do = folder, arguments, do
         self.start()
 
     def run(self) -> None:
@@ -57,7 +58,7 @@ class Fork(forks.Process):
         os.chdir(HERE)
         torch.set_num_threads(1)
         numpy.random.seed()  # as Python's random numbers are, after a fork
-        cli.main(self.arguments)
+        self.do(self.arguments)
 
     def poll(self) -> int | None:
         return self.exitcode
@@ -74,6 +75,11 @@ class Fork(forks.Process):
     @property
     def returncode(self) -> int | None:
         return self.exitcode
+
+
+def in_python(folder: list[str]) -> None:
+    """A run in that folder, which takes as long as one likes."""
+    quick(finetune_epochs=10_000)(*prepared(), folder=folder[0])
 
 
 Started = subprocess.Popen[str] | Fork

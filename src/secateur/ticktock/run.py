@@ -147,6 +147,11 @@ class Run:
             started = time.perf_counter()
             metrics = self._metrics(exact=True)
             yield self._note(Finished, metrics, started, result=self._result(metrics))
+        except KeyboardInterrupt as stop:
+            if self.record is not None and self.cursor.phase != "Start":
+                where = self.record.path
+                stop.add_note(f"saved in {where} up to the last checkpoint: the same call goes on from there")
+            raise
         finally:
             if self.record is not None:
                 self.record.finish()
