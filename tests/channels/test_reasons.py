@@ -232,6 +232,26 @@ def test_unused_parameters() -> None:
     assert reasons(graph)["spare"] == "is a parameter never used in this forward pass"
 
 
+def test_a_buffer_that_is_not_used_is_no_filter_and_no_layer() -> None:
+    model = Sandwich(lambda m, x: x)
+    model.register_buffer("anchors", torch.randn(3, 2))
+    model.last.register_buffer("anchors", torch.randn(3, 2))
+    graph = examine(model, expected={"first": 8})
+    assert [frozen.name for frozen in graph.frozen] == ["last"]
+    assert not graph.notes
+    model.blur = Buffers(kernel=torch.randn(8, 1, 3, 3))  # may read channels when it runs
+    (note,) = secateur.analyze(model.double(), IMAGE).notes
+    assert ": blur;" in note
+
+
+@pytest.mark.parametrize("last", [nn.Linear(8, 1), nn.Linear(8, 1, bias=False), nn.Conv2d(8, 1, 1)])
+def test_a_layer_of_one_filter_stays(last: nn.Module) -> None:
+    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()) if isinstance(last, nn.Linear) else nn.Identity()
+    graph = secateur.analyze(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), pooled, last), torch.randn(1, 3, 6, 6))
+    assert reasons(graph) == {"3": "is the only filter of its layer (in 3)"}
+    assert graph.num_filters == 9
+
+
 def test_training_that_cannot_run() -> None:
     def body(module: nn.Module, x: Tensor) -> Tensor:
         if module.training:
@@ -290,6 +310,7 @@ def test_weights_that_go_through_an_unknown_operator_are_told_of_with_a_remedy(h
     told = reasons(graph)["2" if hooked else "2.parametrizations.weight"]
     assert told.startswith("operator aten._weight_norm_interface.default is unknown")
     assert [note for note in graph.notes if "(2)" in note and "makes them plain" in note]
+    assert [frozen.size for frozen in graph.frozen] == [8, 8, 2]
     if hooked:
         torch.nn.utils.remove_weight_norm(model[2])
     else:

@@ -104,7 +104,7 @@ def _notes_on(watch: Watch, model: nn.Module) -> list[str]:
     notes = list(watch.failures)
     if watch.values_matter:
         notes.append("the code looks at values: what it does for others than those of this example was not seen")
-    heard = {owner(leaf.name) for leaf in watch.leaves.values() if leaf.used}
+    heard = {owner(leaf.name) for leaf in watch.leaves.values() if leaf.used or watch.is_idle(leaf)}
     silent = sorted({owner(leaf.name) for leaf in watch.leaves.values()} - heard)
     if silent:
         remedy = "pass an example that runs them, or name what feeds them in ignore"

@@ -253,12 +253,16 @@ def _gather(
 def _frozen(slices: Slices, why: Tensor, reasons: list[str]) -> tuple[FrozenChannels, ...]:
     """The filters that stay, layer by layer and reason by reason."""
     listed = [
-        leaf.tensor.dim() > 1 and (role == Role.PRODUCES or (axis == 0 and not leaf.used))
+        leaf.tensor.dim() > 1
+        and (role == Role.PRODUCES or (axis == 0 and not leaf.used and isinstance(leaf.tensor, nn.Parameter)))
         for (leaf, axis), role in zip(slices.axes, slices.axis_roles, strict=True)
     ]
     on_list = torch.tensor(listed, device="cpu")[slices.axis]
-    # Weights that go through an operator without a rule before a layer uses them, as those of weight norm do.
-    first = torch.tensor([leaf.tensor.dim() > 1 and axis == 0 for leaf, axis in slices.axes], device="cpu")
+    # Weights that go through an operator without a rule before a layer uses them, as those of weight norm do; the
+    # filters' lengths, which go along, are not filters.
+    first = torch.tensor(
+        [leaf.tensor.numel() > leaf.tensor.shape[0] and axis == 0 for leaf, axis in slices.axes], device="cpu"
+    )
     unknown = torch.tensor([reason.startswith("operator ") for reason in (*reasons, "")], device="cpu")
     on_list |= first[slices.axis] & (slices.role == Role.UNUSED) & unknown[why[slices.component]]
     stays = (on_list & (why[slices.component] >= 0)).nonzero()[:, 0]

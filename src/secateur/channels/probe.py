@@ -33,6 +33,9 @@ from secateur.words import counted
 
 Where = Literal["anywhere", "first", "last"]
 """Which channels of a group are cut."""
+NO_COPY = (
+    "a copy of the model does not run (a hook or lambda that holds the model holds the original: make it a method)"
+)
 HIDES = 1e-3
 """Tensors with nothing larger in them would hide what is behind them."""
 
@@ -197,7 +200,7 @@ class Probe:
                     run(work, example, mode)
             except Exception as error:
                 # Whatever a user's forward pass raises on other sizes is the answer that is looked for.
-                cause = "the forward pass uses a fixed size" if plan.remaining else "a copy of the model does not run"
+                cause = "the forward pass uses a fixed size" if plan.remaining else NO_COPY
                 return Failure(f"{cause}: {explain(error)}", _running(error))
         return None
 

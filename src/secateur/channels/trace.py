@@ -86,6 +86,8 @@ class Watch(EagerMode):
         self.failures: list[str] = []
         self.leaves: dict[int, Leaf] = {}
         self.modules = {id(module): name for name, module in reversed(list(model.named_modules()))}
+        self.ran = {""}
+        """Names of the modules that have run."""
         self.layers = Layers(model, self.modules)
         # Tensors that were kept from an earlier analysis are strangers to this one.
         self._mark = f"_secateur_{next(COUNTER)}"
@@ -157,6 +159,10 @@ class Watch(EagerMode):
 
     def leaf(self, name: str) -> Leaf:
         return next(leaf for leaf in self.leaves.values() if leaf.name == name)
+
+    def is_idle(self, leaf: Leaf) -> bool:
+        """Whether it is a buffer that its module has run without, as one that only a loss reads."""
+        return not isinstance(leaf.tensor, nn.Parameter) and leaf.name.rpartition(".")[0] in self.ran
 
     def freeze(self, state: State | None, reason: str) -> None:
         """Whatever channels a tensor carries stay."""
@@ -270,6 +276,7 @@ class Watch(EagerMode):
 
         def enter(module: nn.Module, args: Any) -> None:
             self._stack.append(module)
+            self.ran.add(self.modules.get(id(module), ""))
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             self._stack.pop()

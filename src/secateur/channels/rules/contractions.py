@@ -7,7 +7,7 @@ from math import prod
 from torch import Tensor
 
 from secateur.channels.labels import Role, any_alive, is_alive, with_alive
-from secateur.channels.rules.registry import UNIFORM, Axis, Call, positive, rule
+from secateur.channels.rules.registry import ONLY, UNIFORM, Axis, Call, positive, rule
 
 
 def contract(call: Call, left: Tensor, left_axis: Axis, right: Tensor, right_axis: Axis) -> None:
@@ -61,12 +61,15 @@ def produce(call: Call, weight: Tensor, dim: int, axis: Axis) -> None:
     state = call.watch.state(weight)
     if state is None or not state.weights:
         return
-    only = state.axes[dim]
     if isinstance(axis, Tensor):
         call.table.mark(axis, Role.PRODUCES)
-    elif weight.shape[dim] == 1 and isinstance(only, Tensor):
-        call.table.mark(only, Role.PRODUCES)
-        call.freeze(only, "is the only filter of its layer")
+    elif weight.shape[dim] == 1:
+        # A view, as linear layers take of their weight, has lost the codes of an axis of size 1; the weight has not.
+        axes = [state.axes[dim], *(state.origin.state.axes if state.origin is not None else ())]
+        only = next((axis for axis in axes if isinstance(axis, Tensor) and axis.numel() == 1), None)
+        if only is not None:
+            call.table.mark(only, Role.PRODUCES)
+            call.freeze(only, ONLY)
 
 
 def made_by(

@@ -55,6 +55,7 @@ LOOKS = {"t", "transpose", "permute", "view", "_unsafe_view", "reshape"} | {
     "repeat",
 }
 """Operators whose result is still the parameter they are given."""
+ONLY = "is the only filter of its layer"
 PARTS = {"select", "unbind", "split", "unsqueeze", "expand"}
 """Operators whose results are zeros if they are given zeros: parts of them, or the same again and again."""
 
@@ -206,19 +207,20 @@ class Call:
 
         consumes: the operator has said itself which weights it consumes; else weights that meet data pass it on.
         """
+        weights = bool(self.tensors) and all(self.is_weights(t) for t in self.tensors if t.dim() > 0)
+        seen = self.watch.state(self.tensors[0]) if weights and self.name in LOOKS else None
+        origin = seen.origin if seen is not None else None
+        only = "is the only channel of a tensor" if origin is None else self.watch.located(ONLY)
         for index, (size, axis) in enumerate(zip(tensor.shape, axes, strict=True)):
             if isinstance(axis, Tensor) and size == 1:
-                self.table.freeze(axis, "is the only channel of a tensor")
+                self.table.freeze(axis, only)
                 axes[index] = UNIFORM
-        weights = bool(self.tensors) and all(self.is_weights(t) for t in self.tensors if t.dim() > 0)
         if not weights and not consumes:
             for met in self.tensors:
                 if self.is_weights(met):
                     for axis in self.axes(met):
                         if isinstance(axis, Tensor):
                             self.table.mark(axis, Role.PASSES)
-        seen = self.watch.state(self.tensors[0]) if weights and self.name in LOOKS else None
-        origin = seen.origin if seen is not None else None
         # What its own filters cannot switch off is no longer theirs.
         alive = any(isinstance(axis, Tensor) and bool(is_alive(axis).all()) for axis in axes) if self.bare else False
         bare = frozenset() if alive else self.bare
