@@ -65,6 +65,7 @@ VALUES: dict[str, Body] = {
     "one slope": lambda m, x: m.slope(x * -1),
     "slope per channel": lambda m, x: m.slopes(x * -1),
     "dropout": lambda m, x: m.drop(x),
+    "drawn": lambda m, x: torch.bernoulli((x > 0.2).to(x.dtype)) + x * torch.bernoulli(torch.ones_like(x)),
     "half precision and back": lambda m, x: x.float().double(),
     "sum of neighbours": lambda m, x: F.normalize(x, dim=1) + x / x.square().sum(1, keepdim=True).add(1),
 }

@@ -109,7 +109,12 @@ def test_chance_in_training_is_no_difference() -> None:
                 x = x + 0.1 * m.mid(x).tanh()
         x = F.dropout(x, 0.3, m.training) + 0.1 * F.dropout2d(x, 0.5, m.training)
         x = F.rrelu(x, training=m.training)
-        return x * torch.rand_like(x) + x * torch.empty_like(x).uniform_(0.5, 1.5) if m.training else x
+        if not m.training:
+            return x
+        drawn = (
+            torch.bernoulli(x.clamp(0, 1)) + x * torch.bernoulli(torch.full_like(x, 0.8)) + x * torch.bernoulli(x, 0.3)
+        )
+        return drawn + x * torch.rand_like(x) + x * torch.empty_like(x).uniform_(0.5, 1.5)
 
     model = randomize_(Sandwich(body, mid=nn.Conv2d(8, 8, 1)))
     random.seed(1)

@@ -165,6 +165,7 @@ BODIES |= {
     "counted": lambda m, x: x * x.new_ones(x.shape[1]).cumsum(0).view(-1, 1, 1),
     "diagonal": lambda m, x: x * m.eight(torch.diagonal(x, 0, 2, 3).mean(-1))[:, :, None, None],
     "noise_from_channels": lambda m, x: torch.bernoulli(x.clamp(1, 1)),
+    "noise_of_the_same_shape": lambda m, x: torch.bernoulli(x, 1.0),
     "to_list": lambda m, x: x * x.mean((0, 2, 3)).tolist()[0],
     "to_numpy": lambda m, x: torch.from_numpy(x.detach().numpy() * 2),
     "one_by_numpy": lambda m, x: x * float(x.detach().numpy().mean((0, 2, 3))[0]),

@@ -168,6 +168,12 @@ def like(call: Call) -> None:
     call.put(call.out, all_alive(call.axes(call["self"]), not zero), zero=zero)
 
 
+@rule("bernoulli")
+def draw(call: Call) -> None:
+    """Ones by the chance that each element is, so that zero stays zero; or, given `p`, noise of the same shape."""
+    (like if call.has("p") else identity)(call)
+
+
 @rule("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "empty", "new_empty", "scalar_tensor")
 @rule("rand", "randn", "bernoulli_", "uniform_", "normal_", "fill_", "zero_", "random_", "exponential_")
 def fill(call: Call) -> None:
