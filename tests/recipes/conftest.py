@@ -1,4 +1,4 @@
-"""Let the tests of this folder share their helpers, and the miniature datasets of tests/data."""
+"""Let the tests of this folder share their helpers, the datasets of tests/data, and the forks of tests/ticktock."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "data")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "data"), str(HERE.parent / "ticktock")]
 
 import miniature  # noqa: E402  # pyright: ignore
 from doing import PRUNING, TRAINING, TUNING, Chain, do  # noqa: E402  # pyright: ignore

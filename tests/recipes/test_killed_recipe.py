@@ -1,24 +1,20 @@
 """A recipe that is trained first and then pruned, killed in both, ends in the same bits."""
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import miniature  # pyright: ignore
 import pytest
+from killing import Fork, finish, kill, wait_until  # pyright: ignore
 
 from secateur import cli
 from secateur.cli.display import Display
 
 HERE = Path(__file__).parent
 SCHEDULE = "--keep-macs 0.3 --tick-removes 0.01 --ticks-per-tock 2 --tock-epochs 2 --finetune-epochs 20 --device cpu"
-PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -34,22 +30,11 @@ def command(data: Path, folder: Path) -> list[str]:
     return ["prune", *recipe, *SCHEDULE.split(), "--out", str(folder)]
 
 
-def kill_when(holds: Callable[[], bool], arguments: list[str]) -> None:
-    """Run the command as a user does, and kill it as soon as it holds."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "secateur", *arguments],
-        cwd=HERE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    limit = time.monotonic() + PATIENCE
-    while not holds():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < limit
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=PATIENCE)
+def kill_when(holds: Callable[[], bool], data: Path, folder: Path) -> None:
+    """Start the command, or go on with it, and kill it as soon as it holds."""
+    process = Fork(folder, command(data, folder), cwd=HERE)
+    assert wait_until(process, holds), finish(process)
+    kill(process)
     assert process.returncode == -signal.SIGKILL
 
 
@@ -74,12 +59,12 @@ def test_killed_in_the_baseline_and_in_pruning(
     undisturbed: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    kill_when(lambda: events(folder / "baseline") > 40, command(data, folder))
+    kill_when(lambda: events(folder / "baseline") > 40, data, folder)
     assert not (folder / "config.json").exists()
     done = events(folder / "baseline")
 
     # The same command goes on with the baseline, then prunes.
-    kill_when(lambda: events(folder) > 4, command(data, folder))
+    kill_when(lambda: events(folder) > 4, data, folder)
     check_same(folder / "baseline", undisturbed / "baseline")
     assert events(folder / "baseline") == events(undisturbed / "baseline") > done
 

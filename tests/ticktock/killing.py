@@ -47,15 +47,17 @@ def beginning(folder: Path) -> list[str]:
 class Fork(forks.Process):
     """A command in a process that has torch loaded already, and so trains within a second; used as a Popen is."""
 
-    def __init__(self, folder: Path, arguments: list[str], do: Callable[[list[str]], object] = cli.main) -> None:
+    def __init__(
+        self, folder: Path, arguments: list[str], do: Callable[[list[str]], object] = cli.main, cwd: Path = HERE
+    ) -> None:
         super().__init__()
-        self.folder, self.arguments, self.do = folder, arguments, do
+        self.folder, self.arguments, self.do, self.cwd = folder, arguments, do, cwd
         self.start()
 
     def run(self) -> None:
         for stream, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(f"{self.folder}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-        os.chdir(HERE)
+        os.chdir(self.cwd)
         torch.set_num_threads(1)
         numpy.random.seed()  # as Python's random numbers are, after a fork
         self.do(self.arguments)
