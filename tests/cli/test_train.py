@@ -224,6 +224,35 @@ def test_another_budget_than_the_recipes(secateur: Call, ordered: list) -> None:
     assert (ordered[0][1].keep_macs, ordered[0][1].keep_params) == (None, 0.3)
 
 
+OWN = "tiny_job:with_settings"
+
+
+@pytest.mark.parametrize("command", [["prune", OWN], ["finetune", OWN, "runs/pruned"]])
+def test_a_job_brings_its_own_settings(secateur: Call, ordered: list, command: list[str]) -> None:
+    rates = "--finetune-lr" if command[0] == "prune" else "--lr"
+    assert secateur(*command)[0] == 0
+    assert secateur(*command, rates, 0.1, 0.2, "--optimizer", "sgd")[0] == 0
+    (_, brought, *_), (_, given, *_) = ordered
+    assert (brought.optimizer, brought.finetune_lr, brought.finetune_epochs) == ("adamw", (1e-4, 3e-3), 2)
+    assert (given.optimizer, given.finetune_lr, given.finetune_epochs) == ("sgd", (0.1, 0.2), 2)
+    assert "(default: adamw)" in secateur(*command, "--help")[1]
+
+
+def test_another_budget_than_the_jobs(secateur: Call, ordered: list) -> None:
+    assert secateur("prune", OWN)[0] == 0
+    assert secateur("prune", "--keep-macs", 0.3, OWN)[0] == 0
+    assert [(settings.keep_macs, settings.keep_params) for _, settings, *_ in ordered] == [(None, 0.6), (0.3, None)]
+
+
+@pytest.mark.parametrize("name", ["with_a_dict", "with_a_score"])
+def test_settings_that_a_job_cannot_bring(secateur: Call, name: str) -> None:
+    status, _, err = secateur("prune", f"tiny_job:{name}")
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.startswith(
+        f"secateur: tiny_job:{name}.settings must be a secateur.TickTock, with its score by name; got "
+    )
+
+
 SHORT = "--tick-removes 0.2 --ticks-per-tock 1 --tock-epochs 1 --finetune-epochs 1 --keep-macs 0.5"
 
 

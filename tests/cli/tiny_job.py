@@ -3,8 +3,9 @@
 import torch
 from torch import nn
 
-from secateur import Job, classification
+from secateur import Job, TickTock, classification
 from secateur.data.arrays import Arrays
+from secateur.pruning.scores import Random
 
 
 def build() -> Job:
@@ -21,6 +22,21 @@ def build() -> Job:
         nn.Linear(96, 2),
     )
     return Job(model, images[:1], classification(Arrays(images, labels, 16, shuffle=True), Arrays(images, labels, 64)))
+
+
+class WithSettings:
+    """A callable that has settings."""
+
+    def __init__(self, settings: object) -> None:
+        self.settings = settings
+
+    def __call__(self) -> Job:
+        return build()
+
+
+with_settings = WithSettings(TickTock(keep_params=0.6, optimizer="adamw", finetune_epochs=2, finetune_lr=(1e-4, 3e-3)))
+with_a_dict = WithSettings({"optimizer": "adamw"})
+with_a_score = WithSettings(TickTock(keep_macs=0.5, score=Random(3)))
 
 
 def build_network() -> nn.Module:

@@ -99,14 +99,21 @@ def _first_sentence(kind: type) -> str:
 
 
 def _with_recipe(kind: Any, name: str, arguments: Sequence[str], options: dict[str, Any]) -> Any:
-    """The command with the recipe's own values as defaults, which stand in its help too; None if there is no recipe."""
+    """The command with the recipe's or job's own values as defaults, which stand in its help too; None without any."""
     import tyro
 
     from secateur.recipes.paper import find_recipe, is_recipe
 
-    if not hasattr(kind, "like") or not is_recipe(name):
+    values = None
+    if hasattr(kind, "like") and is_recipe(name):
+        values = kind.like(find_recipe(name))
+    elif hasattr(kind, "from_settings") and ":" in name:
+        from secateur.recipes.jobs import own_settings
+
+        settings = own_settings(name)
+        values = kind.from_settings(settings) if settings is not None else None
+    if values is None:
         return None
-    values = kind.like(find_recipe(name))
     required = (f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING)
     default = kind(**{**dict.fromkeys(required, tyro.MISSING), **values})
     return tyro.cli(kind, default=default, args=arguments, **options)

@@ -24,12 +24,13 @@ class Settings(TickTock):
         """The same as flags."""
         return cls(**{f.name: getattr(settings, f.name) for f in fields(TickTock)})
 
-    def checked(self, otherwise: float | None, scale: float) -> TickTock:
-        """The settings; `otherwise` is the recipe's share of MACs, which another budget of the user's replaces."""
+    def checked(self, otherwise: TickTock | None, scale: float) -> TickTock:
+        """The settings; `otherwise` are the recipe's, whose budget another one of the user's replaces."""
         values = {f.name: getattr(self, f.name) for f in fields(TickTock)}
-        others = [name for name in BUDGETS if values[name] is not None and name != "keep_macs"]
-        if others and values["keep_macs"] == otherwise:
-            values["keep_macs"] = None
+        budgets = [name for name in BUDGETS if values[name] is not None]
+        for name in budgets if len(budgets) > 1 else ():
+            if values[name] == getattr(otherwise, name, None):
+                values[name] = None
         return scaled(TickTock(**values), scale)
 
 
@@ -69,16 +70,23 @@ class Prune:
     @classmethod
     def like(cls, recipe: Recipe) -> dict[str, Any]:
         """The recipe's values."""
-        return {"settings": Settings.of(recipe.pruning), "again": recipe.again}
+        return {**cls.from_settings(recipe.pruning), "again": recipe.again}
+
+    @classmethod
+    def from_settings(cls, settings: TickTock) -> dict[str, Any]:
+        """A job's own values."""
+        return {"settings": Settings.of(settings)}
 
     @property
     def debug(self) -> bool:
         return self.output.debug
 
     def run(self) -> str:
+        from secateur.recipes.jobs import own_settings
+
         again = stretched(self.again, self.epochs_scale)
         order = self.source.order(self.recipe, self.weights, epochs_scale=self.epochs_scale, again=again)
-        otherwise = find_recipe(self.recipe).pruning.keep_macs if is_recipe(self.recipe) else None
+        otherwise = find_recipe(self.recipe).pruning if is_recipe(self.recipe) else own_settings(self.recipe)
         settings, engine = self.settings.checked(otherwise, self.epochs_scale), self.engine.checked()
         self.output.must_be_new()
         return start(order, settings, engine, self.engine.device, self.output)

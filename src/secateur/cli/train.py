@@ -214,7 +214,12 @@ class Finetune:
     @classmethod
     def like(cls, recipe: Recipe) -> dict[str, Any]:
         """The recipe's values."""
-        return {"tuning": Tuning.of(recipe.pruning)}
+        return cls.from_settings(recipe.pruning)
+
+    @classmethod
+    def from_settings(cls, settings: TickTock) -> dict[str, Any]:
+        """A job's own values."""
+        return {"tuning": Tuning.of(settings)}
 
     @property
     def debug(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,12 +13,13 @@ from torch import nn
 
 from secateur.data.arrays import Arrays
 from secateur.data.catalog import Dataset, find_dataset
-from secateur.errors import InvalidModel, InvalidSetting, InvalidTask, UnknownName
+from secateur.errors import InvalidModel, InvalidSetting, InvalidTask, SecateurError, UnknownName
 from secateur.models.lookup import find_callable, find_model
 from secateur.nested import map_tensors
 from secateur.recipes.experiments import EXPERIMENTS
 from secateur.recipes.paper import find_recipe, is_recipe
 from secateur.recipes.recipe import Recipe
+from secateur.ticktock.schedule import TickTock
 from secateur.training.kinds import check_kinds
 from secateur.training.randomness import seeded
 from secateur.training.task import Task, classification, segmentation
@@ -145,6 +147,18 @@ def network_options(recipe: Recipe, dataset: Dataset, num_classes: int, width: f
     options = {**recipe.options, "num_classes": num_classes}
     channels = (recipe.input_size or dataset.input_size)[0]
     return options | ({"in_channels": channels} if channels != 3 else {}) | ({"width": width} if width != 1 else {})
+
+
+def own_settings(name: str) -> TickTock | None:
+    """The `settings` of package.module:callable, if it has any; what cannot be found is told of by `build`."""
+    module, _, attribute = name.partition(":")
+    settings = None
+    with suppress(SecateurError):
+        settings = getattr(find_callable(module, attribute), "settings", None)
+    if settings is not None and not (isinstance(settings, TickTock) and isinstance(settings.score, str)):
+        got = repr(getattr(settings, "score", settings))
+        raise InvalidSetting(f"{name}.settings must be a secateur.TickTock, with its score by name; got {got}")
+    return settings
 
 
 def narrower(order: Order, job: Job) -> Callable[[float], nn.Module]:
