@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from secateur.cli.runs import Hardware, Output, Source, start
 from secateur.recipes.recipe import Recipe, Training, scaled
-from secateur.ticktock.schedule import Shape, TickTock
+from secateur.ticktock.schedule import TickTock
+from secateur.training.schedules import Shape
 
 
 @dataclass(frozen=True, kw_only=True)

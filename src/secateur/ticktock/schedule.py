@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from secateur.errors import InvalidSetting
 from secateur.training.engine import Engine
 from secateur.training.kinds import check_kinds
-
-Shape = Literal["triangle", "warmup", "cosine", "steps", "constant"]
+from secateur.training.schedules import Shape
 
 if TYPE_CHECKING:
     from pathlib import Path
