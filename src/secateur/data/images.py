@@ -185,16 +185,12 @@ def compose(*steps: Any) -> Callable[..., Any]:
 
 
 def loaders(
-    train: Images | Maps,
-    test: Images | Maps,
-    batch_size: int,
-    test_batch_size: int | None = None,
-    workers: int | None = None,
+    train: Images | Maps, test: Images | Maps, batch_size: int, workers: int | None = None
 ) -> tuple[DataLoader, DataLoader]:
     """Batches for training, shuffled, and for testing; by default by up to 8 workers, small datasets by none."""
     return (
         _loader(train, batch_size, workers, shuffle=True, generator=torch.Generator()),
-        _loader(test, batch_size if test_batch_size is None else test_batch_size, workers),
+        _loader(test, batch_size, workers),
     )
 
 
