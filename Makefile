@@ -74,5 +74,5 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.benchmarks: $(VENV)/.dev
-	$(INSTALL) torch-pruning
+	$(INSTALL) torch-pruning pytorchcv
 	touch $@

@@ -37,6 +37,7 @@ from secateur.models.lookup import example_for, find_model
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
+SOURCES = {"timm": "timm", "pytorchcv": "pytorchcv.model_provider"}
 SEED = 0
 FRACTION = 0.3
 """Of every group, removed at random."""
@@ -78,7 +79,7 @@ def measure(network: Row, inexact: bool) -> Row:
 def build(network: Row) -> tuple[nn.Module, Any]:
     """The network with random weights and statistics, in evaluation mode, and an input for it."""
     torch.manual_seed(SEED)
-    source = "timm" if network["family"] == "timm" else "torchvision"
+    source = SOURCES.get(network["family"], "torchvision")
     model = find_model(f"{source}:{network['name']}", **network["kwargs"]).eval()
     example = example_for(model, tuple(network["input"]))
     randomise_(model, example)
@@ -95,6 +96,9 @@ def randomise_(model: nn.Module, example: Any) -> None:
         if bool((parameter == parameter.flatten()[0]).all()):
             # Of either sign: values that all add up would drown a small difference.
             parameter.uniform_(0.1, 0.5).mul_(torch.randint_like(parameter, 2) * 2 - 1)
+    for buffer in model.buffers():
+        if buffer.dim() == 1 and buffer.dtype == torch.long and not bool(buffer.any()):
+            buffer.copy_(torch.randperm(len(buffer)))  # which channels to take: else all would be the first
     handles = {}
 
     def rescale(norm: Any, inputs: tuple[Tensor, ...]) -> None:
