@@ -278,11 +278,13 @@ def scale(channels: int, block: Block) -> Built:
         lambda m, x: m.drop(x) * m.factor.exp(),
         lambda m, x: F.normalize(x, dim=1) * x.sum(1, keepdim=True),
         lambda m, x: m.norm(x),
+        lambda m, x: m.groups(x),
     ]
     return Apply(
         functions[block.option % len(functions)], factor=parameter(channels, 1, 1), shift=parameter(channels, 1, 1),
         place=parameter(SIZE, SIZE), gate=nn.Conv2d(channels, 1, 1), prelu=nn.PReLU(channels), drop=nn.Dropout2d(),
         norm=nn.InstanceNorm2d(channels, affine=True),
+        groups=nn.GroupNorm(max(g for g in (1, 2, 3, 4) if channels % g == 0), channels, affine=block.width % 2 == 0),
     ), channels  # fmt: skip
 
 

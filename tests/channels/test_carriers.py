@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from sandwich import IMAGE, Buffers, Sandwich, examine, members, parameter, rows
+from sandwich import IMAGE, Buffers, Sandwich, examine, members, parameter, rows, sizes
 from torch import Tensor, nn
 
 import secateur
@@ -125,6 +125,30 @@ def test_doubled(name: str) -> None:
     body, read = DOUBLED[name]
     graph = examine(Sandwich(body, 16), expected={"first": 8})
     assert members(graph, "first")["last.weight", 1, "consumes"] == read
+
+
+@pytest.mark.parametrize("woken", [False, True])
+@pytest.mark.parametrize("affine", [True, False])
+def test_groups_of_a_norm_go_whole(affine: bool, woken: bool) -> None:
+    body = lambda m, x: m.groups(x.sigmoid() if woken else x)  # noqa: E731
+    model = Sandwich(body, groups=nn.GroupNorm(4, 8, affine=affine))
+    if woken and not affine:
+        assert "first" not in sizes(examine(model))
+        return
+    graph = examine(model, expected={"first": 4})
+    assert members(graph, "first")["last.weight", 1, "consumes"] == rows([0, 2, 4, 6], [1, 3, 5, 7])
+    assert secateur.shrink(model, Plan.drop(graph, 0.5)).groups.num_groups == 2
+
+
+def test_groups_of_a_norm_in_which_one_is_woken() -> None:
+    body = lambda m, x: m.groups(torch.cat([x[:, ::2], x[:, 1::2].sigmoid()], 1))  # noqa: E731
+    examine(Sandwich(body, groups=nn.GroupNorm(2, 8, affine=False)))
+
+
+def test_fine_groups_of_a_norm_go_whole_even_if_less_would_do() -> None:
+    model = Sandwich(lambda m, x: m.fine(x), 16, 16, fine=nn.GroupNorm(8, 16))
+    graph = secateur.analyze(model.double(), IMAGE, inexact=True)
+    assert [(group.size, group.exact) for group in graph.groups] == [(8, True)]
 
 
 def test_padding_on_channels() -> None:

@@ -200,6 +200,8 @@ BODIES |= {
     "norm_with_fixed_shift": lambda m, x: F.group_norm(x, x.shape[1], m.bias, x.new_ones(x.shape[1])),
     "norm_with_waking_shift": lambda m, x: F.group_norm(x, x.shape[1], m.bias, m.bias.exp()),
     "norm_of_woken": lambda m, x: F.group_norm(x.sigmoid(), x.shape[1], m.bias.exp()),
+    "norm_of_written_groups": lambda m, x: F.group_norm(x, 4, m.bias),
+    "norm_of_pairs": lambda m, x: F.group_norm(x, x.shape[1] // 2, m.bias),
     "places_of_maxima": lambda m, x: F.max_pool2d(x, 2, return_indices=True)[1].to(x.dtype),
     "places_of_adaptive_maxima": lambda m, x: F.adaptive_max_pool2d(x, 2, return_indices=True)[1].to(x.dtype),
     "places_of_medians": lambda m, x: x.median(3, keepdim=True).indices.to(x.dtype),

@@ -58,6 +58,7 @@ def test_instance_norm_without_parameters() -> None:
 BLIND = {
     "instance": lambda: nn.InstanceNorm2d(8, affine=True),
     "group": lambda: nn.GroupNorm(8, 8),
+    "groups": lambda: nn.GroupNorm(4, 8),
     "functional": lambda: Custom(lambda m, x: F.batch_norm(x, None, None, training=True)),
     "parametrised": lambda: nn.utils.parametrize.register_parametrization(nn.BatchNorm2d(8), "weight", nn.Identity()),
 }

@@ -96,7 +96,7 @@ def layer_norm(call: Call) -> None:
 
 @rule("native_group_norm")
 def group_norm(call: Call) -> None:
-    """Groups of channels are normalised together; asked for, one position of every group goes at a time."""
+    """Groups of channels are normalised together, and go together; asked for, one position of every group does."""
     data, groups = call["input"], call["group"]
     axes = call.axes(data)
     codes = axes[1]
@@ -106,11 +106,16 @@ def group_norm(call: Call) -> None:
             other = call.axes(tensor)[0]
             if isinstance(other, Tensor):
                 call.table.tie(codes, other)
-        if groups == codes.shape[0]:
-            call.watch.note_size(codes, groups)
+        reason = "passes group norm, which sees several channels"
+        lines = codes.reshape(groups, -1)
+        each = lines.shape[1]
+        whole = groups > 1 and (groups >= each or not call.watch.inexact)
+        # A number of groups that is written down, not kept, would be wrong for fewer.
+        if whole and (call.watch.note_size(lines[:, 0], groups) or each == 1):
+            call.table.tie(lines, lines[:, :1])
+            codes = with_alive(codes, is_alive(lines).any(1, keepdim=True).expand_as(lines).reshape(-1))
             axes[1] = _scaled(call, codes, call["weight"], call["bias"])
-        elif call.mix(codes, "passes group norm, which sees several channels") is not None:
-            lines = codes.reshape(groups, -1)
+        elif call.mix(codes, reason) is not None:
             call.table.tie(lines, lines[:1])
             axes[1] = _scaled(call, with_alive(codes, True), call["weight"], call["bias"])
         else:
