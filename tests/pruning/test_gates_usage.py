@@ -194,3 +194,17 @@ def test_errors_of_torch_are_loud() -> None:
         nn.SyncBatchNorm.convert_sync_batchnorm(model)
     with pytest.raises(InvalidModel, match="has a gate already"):
         Pruner(model, IMAGE)
+
+
+def test_group_norm_behind_frozen_layers_with_channels_last() -> None:
+    """Which crashes in torch on a CPU."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    gate(model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith("gate_phi"))
+    gradients = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        model.zero_grad()
+        model(IMAGE.float().to(memory_format=layout)).square().sum().backward()
+        gradients.append(model.get_parameter("1.gate_phi").grad)
+    torch.testing.assert_close(*gradients)

@@ -114,7 +114,12 @@ def _gated_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Modul
     def read(name: str) -> property:
         return property(lambda module: module.gate_apply(name))
 
+    def forward(module: nn.Module, data: Tensor, *args: Any) -> Tensor:
+        # On a CPU torch crashes in the backward pass of data with channels last that need no gradient themselves.
+        return base.forward(module, data if data.requires_grad else data.contiguous(), *args)
+
     members: dict[str, Any] = {name: read(name) for name in names}
+    members |= {"forward": forward} if issubclass(base, nn.GroupNorm) else {}
     return type(f"Gated{base.__name__}", (Gated, base), {**members, "__module__": base.__module__})
 
 
