@@ -41,8 +41,8 @@ single precision, 1e-4). Detectors are compared on what their heads return. Seco
 with and without the probe; memory is the most that the process held until the analysis was done, Python, torch and
 the network included.
 
-Of pytorchcv 0.0.74 it is the first network of every file that takes one image; they were chosen, and first tried, when
-the analysis was finished.
+Of pytorchcv 0.0.74 it is the first network of every file that takes one image and runs in double precision; they were
+chosen, and first tried, when the analysis was finished.
 
 Torch-Pruning 1.6.1, for comparison, on those of torchvision and timm: global pruning of half the channels by group
 magnitude, with the last layer excluded by hand; *equal* says that its result was the masked network's."""
