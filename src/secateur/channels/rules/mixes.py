@@ -106,7 +106,6 @@ def group_norm(call: Call) -> None:
             other = call.axes(tensor)[0]
             if isinstance(other, Tensor):
                 call.table.tie(codes, other)
-        reason = "passes group norm, which sees several channels"
         lines = codes.reshape(groups, -1)
         each = lines.shape[1]
         whole = groups > 1 and (groups >= each or not call.watch.inexact)
@@ -115,7 +114,7 @@ def group_norm(call: Call) -> None:
             call.table.tie(lines, lines[:, :1])
             codes = with_alive(codes, is_alive(lines).any(1, keepdim=True).expand_as(lines).reshape(-1))
             axes[1] = _scaled(call, codes, call["weight"], call["bias"])
-        elif call.mix(codes, reason) is not None:
+        elif call.mix(codes, "passes group norm, which sees several channels") is not None:
             call.table.tie(lines, lines[:1])
             axes[1] = _scaled(call, with_alive(codes, True), call["weight"], call["bias"])
         else:
