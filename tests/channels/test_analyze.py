@@ -351,7 +351,7 @@ def test_what_the_example_does_not_run_is_named() -> None:
     assert note.startswith("never run on this example, so that what they read may be cut: norms.b; ")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*jit:DeprecationWarning", "ignore:.*jit:FutureWarning")
 def test_scripted_and_compiled_models_are_refused() -> None:
     scripted = torch.jit.script(small_network())
     with pytest.raises(secateur.InvalidModel, match="TorchScript"):
