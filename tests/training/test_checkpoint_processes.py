@@ -42,8 +42,8 @@ def hold(folder):
 
 def worker(folder):
     run = RunFolder(folder)
-    if pid := os.fork():
-        tell("worker", pid)
+    if not os.fork():
+        tell("worker", os.getpid())
     time.sleep(60)
 
 def full(folder):
