@@ -55,7 +55,8 @@ class Display:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.bars.stop()
+        if not self.bars.disable:  # before rich 14.3, stopping what never started printed an empty line
+            self.bars.stop()
 
     def begin(self, settings: TickTock) -> None:
         """A run begins; there may be several, one after another."""
