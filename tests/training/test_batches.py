@@ -198,12 +198,13 @@ def test_workers_that_live_on_are_made_anew() -> None:
     assert len(expected) == 16
 
 
-def test_streams_and_whole_batches_of_workers_that_live_on() -> None:
-    class Stream(IterableDataset):
-        def __iter__(self) -> Any:
-            return iter(range(10))
+class Numbers(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(range(10))
 
-    source = DataLoader(Stream(), batch_size=4, drop_last=True, num_workers=1, persistent_workers=True)
+
+def test_streams_and_whole_batches_of_workers_that_live_on() -> None:
+    source = DataLoader(Numbers(), batch_size=4, drop_last=True, num_workers=1, persistent_workers=True)
     assert [len(batch) for batch in reseed(source, 0)] == [4, 4]
     single = DataLoader(TensorDataset(LABELS), batch_size=None, num_workers=1, persistent_workers=True)
     assert len(list(reseed(single, 0))) == 40

@@ -143,7 +143,7 @@ def test_skeleton_that_is_too_deep_is_refused(damaged) -> None:
     text = text.replace(b'"dict":{"step":2', b'"dict":{"step":' + b"[" * 10**5 + b"]" * 10**5)
     digest = hashlib.sha256(text).hexdigest().encode()
     (damaged.last / "state.json").write_bytes(b'{"sha256":"%s","body":%s}\n' % (digest, text))
-    assert damaged.refused("recursion")
+    assert damaged.refused("is damaged: ")
 
 
 def test_lost_events_are_noticed(damaged) -> None:

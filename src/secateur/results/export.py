@@ -109,7 +109,7 @@ def export_program(model: nn.Module, example: Any, path: str | Path) -> float:
             torch.export.save(program, file)
 
     def read(target: Path) -> Callable[[Example], Any]:
-        with target.open("rb") as file:
+        with _quiet(), target.open("rb") as file:
             program = torch.export.load(file).module()
         return lambda call: call(program)
 
