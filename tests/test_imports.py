@@ -131,6 +131,32 @@ def normalized(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
+def test_a_system_without_file_locks_prunes_without_a_folder(tmp_path):
+    code = f"""
+import json, os, sys, torch
+sys.modules["fcntl"] = None
+for name in ("register_at_fork", "fork", "pread", "pwrite"):
+    delattr(os, name)
+import secateur
+from torch import nn
+
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+graph = secateur.analyze(model, torch.randn(2, 3, 8, 8))
+task = secateur.classification([(torch.randn(8, 3, 8, 8), torch.arange(8) % 4)])
+prune = secateur.TickTock(keep_macs=0.5, tick_removes=0.2, tock_epochs=1, finetune_epochs=1)
+try:
+    prune(model, graph, task, folder={str(tmp_path / "run")!r})
+except secateur.InvalidSetting as error:
+    said = [str(error)]
+secateur.save(prune(model, graph, task), {str(tmp_path / "result")!r})
+print(json.dumps(said))
+"""
+    (said,) = run_python(code)
+    assert "needs file locks" in said
+    assert "without a folder" in said
+    assert (tmp_path / "result" / "model.safetensors").is_file()
+
+
 def test_every_public_name_resolves():
     assert sorted(secateur.__all__) == sorted(secateur._HOME)
     for name in secateur.__all__:

@@ -21,12 +21,12 @@ def write(path: str | Path, fill: Callable[[Path], object]) -> None:
             fill(Path(name))
         except SafetensorError as error:  # such as on a full disk
             raise OSError(f"{path} cannot be written: {error}") from error
+        with Path(name).open("r+b") as file:
+            os.fsync(file.fileno())  # lest the machine goes down between the name and what it stands for
         # A new file of the user's, not one of tempfile's that nobody else may read.
         mask = os.umask(0)
         os.umask(mask)
         Path(name).chmod(0o666 & ~mask)
-        with Path(name).open("rb") as file:
-            os.fsync(file.fileno())  # lest the machine goes down between the name and what it stands for
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

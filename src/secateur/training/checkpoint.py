@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from secateur.errors import DamagedRun, RunInUse
+from secateur.errors import DamagedRun, InvalidSetting, RunInUse
 from secateur.plain import to_json
 from secateur.training.packed import DTYPES, FORMATS, Packed, unpack
 
@@ -219,7 +218,8 @@ def _let_go() -> None:
         folder.close()
 
 
-os.register_at_fork(after_in_child=_let_go)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
@@ -322,6 +322,13 @@ def unseal(data: bytes) -> Any:
 
 def lock(handle: int, path: Path) -> None:
     """Take the lock and leave the process's number; the system lets go of it however the process ends."""
+    try:
+        import fcntl
+    except ImportError:
+        raise InvalidSetting(
+            f"the run in {path} needs file locks, which Linux and macOS have and this system has not: use WSL, or run "
+            "it from Python without a folder"
+        ) from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
