@@ -1,6 +1,7 @@
 """Pruned networks in other forms, run by other programs."""
 
 import copy
+import math
 import subprocess
 import sys
 from functools import cache
@@ -14,8 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import secateur
+from secateur.channels.example import Example
 from secateur.models.lookup import find_model
 from secateur.results.export import (
+    _compare,
     export_onnx,
     export_program,
     export_torchscript,
@@ -141,6 +144,32 @@ def test_a_wrong_fold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secateur.results.export._pairs", lambda model, example: {"first": "norm1"})
     with pytest.raises(secateur.NotEquivalent, match="differs from the network"):
         fold_batchnorm(model, torch.randn(1, 3, 8, 8))
+
+
+@pytest.mark.parametrize("wrong", [lambda y: y * math.nan, lambda y: y[:, :1]], ids=["NaN", "shape"])
+def test_what_gives_nan_or_another_shape_is_not_the_same(wrong: Any) -> None:
+    images = torch.randn(2, 3, 8, 8)
+    conv = nn.Conv2d(3, 4, 3)
+    with pytest.raises(secateur.NotEquivalent, match="what was written"):
+        _compare(conv, Example.of(images), lambda call: wrong(call(conv)))
+
+
+class Named(nn.Module):
+    """One convolution whose weight is computed from others, and one that is called by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3))
+        self.plain, self.norm1, self.norm2 = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm2(input=self.plain(input=self.norm1(self.normed(x))))
+
+
+def test_weights_that_are_computed_are_not_folded_and_keywords_are_understood() -> None:
+    folded, count = fold_batchnorm(Named().eval(), torch.randn(2, 3, 8, 8))
+    assert count == 1
+    assert isinstance(folded.get_submodule("norm1"), nn.BatchNorm2d)
 
 
 class Chooser(nn.Module):

@@ -17,15 +17,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from secateur.channels.example import Example, tensors_within
 from secateur.channels.shrink import copy_model, tensors_of
+from secateur.channels.verify import gaps_between
 from secateur.errors import CannotExport, NotEquivalent, SecateurError
 from secateur.extras import import_extra
 from secateur.results.atomic import write
 from secateur.training.task import evaluating
-from secateur.words import counted
 
 BATCHES = (1, 3)
 """Sizes of batches on which what was written is compared with the network."""
@@ -168,19 +169,24 @@ def _pairs(model: nn.Module, example: Any) -> dict[str, str]:
     alive: list[Tensor] = []  # an address must not be given out twice
 
     def watch(name: str) -> Callable[..., None]:
-        def look(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        def look(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
             runs[name] = runs.get(name, 0) + 1
-            alive.extend([args[0], output])
+            given, *_ = *args, *named.values()
+            alive.extend([given, output])
             if isinstance(module, _ConvNd):
                 made.setdefault(id(output), []).append(name)
             else:
-                taken.setdefault(id(args[0]), []).append(name)
+                taken.setdefault(id(given), []).append(name)
 
         return look
 
     kinds = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
     watched = [(name, module) for name, module in model.named_modules() if isinstance(module, (_ConvNd, *kinds))]
-    handles = [module.register_forward_hook(watch(name)) for name, module in watched if not _is_special(module)]
+    handles = [
+        module.register_forward_hook(watch(name), with_kwargs=True)
+        for name, module in watched
+        if not _is_special(module)
+    ]
     readers = Readers()
     try:
         with torch.no_grad(), readers:
@@ -213,8 +219,9 @@ class Readers(TorchFunctionMode):
 
 
 def _is_special(module: nn.Module) -> bool:
-    """Whether it does more than torch's own layer of its kind, or shares weights that folding would change."""
-    return type(module).__module__.partition(".")[0] != "torch" or getattr(module, "running_mean", 0) is None
+    """Whether it does more than torch's own layer of its kind, or has no numbers that could be folded."""
+    foreign = type(module).__module__.partition(".")[0] != "torch"
+    return foreign or is_parametrized(module) or getattr(module, "running_mean", 0) is None
 
 
 def _numbers(output: Any) -> list[Tensor]:
@@ -257,12 +264,11 @@ def _compare(model: nn.Module, call: Example, other: Callable[[Example], Any]) -
         batch = call.batch(size, generator)
         with evaluating(model):
             wanted, found = _numbers(batch(model)), _numbers(other(batch))
-        if len(wanted) != len(found):
-            raise NotEquivalent(
-                f"what was written gives {counted(len(found), 'tensor')} where the network gives {len(wanted)}"
-            )
-        for one, two in zip(wanted, found, strict=True):
-            worst = max(worst, float((one - two).abs().max() / one.abs().max().clamp_min(1e-12)))
+        gaps = gaps_between(wanted, found)
+        if gaps is None:
+            shapes = [" and ".join(str(tuple(tensor.shape)) for tensor in each) for each in (found, wanted)]
+            raise NotEquivalent(f"what was written gives {shapes[0]} where the network gives {shapes[1]}")
+        worst = max([worst, *(gap.relative for gap in gaps)])
     if not worst <= TOLERANCE:
         raise NotEquivalent(f"what was written differs from the network by {worst:.1e} of its largest output")
     return worst
