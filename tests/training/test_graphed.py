@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from secateur.pruning import latency
 from secateur.training.graphed import GraphedStep
+from secateur.training.optimizers import FUSED, make_optimizer, set_rate
 
 
 @pytest.fixture
@@ -36,10 +37,13 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 class Steps:
     """Training steps of a small network, of which one fails."""
 
-    def __init__(self, failing: int) -> None:
+    def __init__(self, failing: int = 0, optimizer: str = "sgd") -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 2))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.optimizer = make_optimizer(
+            optimizer, list(self.model.parameters()), momentum=0.9, nesterov=False, weight_decay=0.1
+        )
+        set_rate(self.optimizer, 0.1)
         self.failing, self.done = failing, 0
 
     def __call__(self, images: Tensor) -> None:
@@ -52,6 +56,17 @@ class Steps:
 
     def state(self) -> list[Tensor]:
         return [tensor.detach().clone() for tensor in self.model.state_dict().values()]
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("optimizer", [kind.__name__.lower() for kind in FUSED])
+def test_the_warm_up_leaves_nothing_behind(optimizer: str) -> None:
+    images = torch.randn(2, 1, 6, 6)
+    captured, eager = Steps(optimizer=optimizer), Steps(optimizer=optimizer)
+    GraphedStep(captured, images, captured.model, captured.optimizer, [])  # here a capture does the step
+    for steps in (captured, eager, eager):
+        steps(images)
+    assert all(torch.equal(a, b) for a, b in zip(captured.state(), eager.state(), strict=True))
 
 
 @pytest.mark.usefixtures("cuda")

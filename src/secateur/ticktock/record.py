@@ -21,6 +21,7 @@ from secateur.pruning.select import UNITS
 from secateur.ticktock.events import Event, Finished, from_dict
 from secateur.training.checkpoint import REFUSALS, RunFolder, as_it_was, read_checkpoint, read_config
 from secateur.training.loop import Position
+from secateur.training.optimizers import placed
 
 if TYPE_CHECKING:
     from secateur.ticktock.run import Run
@@ -215,11 +216,10 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     for name, value in state["model"].items():
         tensors[name].copy_(value)
     for name, values in state["optimizer"].items():
-        own = run.optimizer.state[tensors[name]]
-        for key, value in values.items():
-            if isinstance(value, Tensor) and value.shape == tensors[name].shape:
-                value = torch.empty_like(tensors[name]).copy_(value)
-            own[key] = value
+        parameter = tensors[name]
+        run.optimizer.state[parameter].update(
+            {key: placed(run.optimizer, parameter, key, value) for key, value in values.items()}
+        )
     run.trainer.scaler.load_state_dict(state["scaler"])
     for name, value in state["score"].items():
         run.pruner.score.state()[name].copy_(value)

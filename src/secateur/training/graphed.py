@@ -53,7 +53,7 @@ class GraphedStep:
                 before = {id(tensor) for tensor in known}
                 for tensor in _state_of(optimizer):
                     if id(tensor) not in before:
-                        tensor.zero_()  # made by the warm-up; optimizers start theirs at zero
+                        tensor.zero_()  # made by the warm-up; those that are captured start theirs at zero
             torch.cuda.set_rng_state(random)
         usual = torch.cuda.current_stream()
         try:

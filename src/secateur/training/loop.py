@@ -15,7 +15,7 @@ from secateur.training.batches import device_of, prefetch
 from secateur.training.distributed import World
 from secateur.training.engine import Engine
 from secateur.training.graphed import GraphedStep
-from secateur.training.optimizers import set_rate
+from secateur.training.optimizers import can_be_captured, set_rate
 from secateur.training.randomness import random_state, restore_random
 from secateur.training.shards import weighted
 
@@ -217,6 +217,7 @@ class Trainer:
             "gradients are accumulated": self.engine.accumulate > 1,
             "there are several processes": self.world.size > 1,
             "the score needs Python at every step": not work.capturable,
+            "its optimizer is neither SGD nor Adam": not can_be_captured(work.optimizer),
             "batches hold other things than tensors": not GraphedStep.can_hold(batch),
         }
         reason = next((reason for reason, holds in reasons.items() if holds), None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from secateur.errors import InvalidSetting, unknown_name
 
@@ -17,6 +17,9 @@ KNOWN = {
     for name, kind in vars(torch.optim).items()
     if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and name not in UNFIT
 }
+
+FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+"""Those that torch has one CUDA kernel for. Their state begins with zeros."""
 
 
 def make_optimizer(
@@ -31,7 +34,7 @@ def make_optimizer(
     """The optimizer of that name; the learning rate is set step by step.
 
     decay_norms: whether weight decay acts on parameters of one axis too: gates, batch norms and biases.
-    On CUDA the learning rate is a tensor there, so that a captured step can change it.
+    On CUDA the learning rate of those in FUSED is a tensor there, so that a captured step can change it.
     """
     if name.lower() in (unfit.lower() for unfit in UNFIT):
         raise InvalidSetting(f"{name} does not fit: it wants a closure, sparse gradients, or matrices only")
@@ -43,7 +46,8 @@ def make_optimizer(
     accepted = inspect.signature(kind).parameters
     device = parameters[0].device
     given: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov and momentum > 0, "weight_decay": weight_decay}
-    if device.type == "cuda":
+    fused = device.type == "cuda" and kind in FUSED
+    if fused:
         given |= {"fused": True, "capturable": True}
     options = {key: value for key, value in given.items() if key in accepted}
     groups: list[Any] = list(parameters)
@@ -53,7 +57,7 @@ def make_optimizer(
         groups = [{"params": part, "weight_decay": decays[wide]} for wide, part in split.items() if part]
     optimizer = kind(groups, lr=0.0, **options)
     for group in optimizer.param_groups:
-        if "fused" in options:
+        if fused:
             group["lr"] = torch.zeros((), device=device)
     if kind is torch.optim.SGD and momentum:
         # As good as none, and a captured step needs them to be there.
@@ -62,9 +66,25 @@ def make_optimizer(
     return optimizer
 
 
+def can_be_captured(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a captured step of it would follow its learning rate."""
+    return all(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
+
+
+def placed(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str, value: Any) -> Any:
+    """A value read of the parameter's state, put where torch wants it: a count of steps beside it only for kernels."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.shape == parameter.shape:
+        return torch.empty_like(parameter).copy_(value)
+    group = next(group for group in optimizer.param_groups if any(each is parameter for each in group["params"]))
+    counts_outside = key == "step" and not (group.get("fused") or group.get("capturable"))
+    return value if counts_outside else value.to(parameter.device)
+
+
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):
+        if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
