@@ -14,9 +14,10 @@ import pytest
 import secateur.cli.prune
 import secateur.cli.train
 from secateur import Engine, TickTock
-from secateur.cli.runs import Output
+from secateur.cli.runs import Output, start
 from secateur.recipes.jobs import Order
 from secateur.recipes.paper import find_recipe
+from secateur.training.distributed import World
 
 Call = Callable[..., tuple[int, str, str]]
 PLAIN = "own_networks:plain@cifar10"
@@ -384,3 +385,13 @@ def test_what_is_trained_first_has_scalars_of_its_own(
     assert written
     # Two numbers of a kind at one step would be drawn as one curve.
     assert len(written) == len(set(written))
+
+
+@pytest.mark.parametrize(("rank", "said"), [(0, True), (1, False)])
+def test_of_several_processes_one_tells_the_result(rank: int, said: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = types.SimpleNamespace(macs=1, params=1)
+    result = types.SimpleNamespace(after=cost, metrics={})
+    monkeypatch.setattr("secateur.training.distributed.join", lambda: World(rank, 2))
+    monkeypatch.setattr("secateur.cli.runs.watched", lambda *_: result)
+    told = start(Order(recipe="digits"), TickTock(keep_macs=0.5), Engine(), "cpu", Output(json=True))
+    assert bool(told) == said

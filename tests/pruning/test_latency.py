@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import secateur
 from secateur.models.lookup import find_model
@@ -89,11 +89,32 @@ def test_measured_on_this_machine(name: str) -> None:
     assert "batch 1, float32" in table.where
 
 
+def test_a_layer_that_is_called_by_keyword() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(input=x)
+
+    assert len(secateur.measure_latency(Named(), torch.randn(1, 3, 8, 8), repetitions=1).layers) == 1
+
+
 @pytest.mark.parametrize("damage", [{"format": "x"}, {"layers": [{}]}, {"layers": 3}, {"version": 2}])
 def test_a_damaged_table_is_refused(damage: dict[str, Any]) -> None:
     model, graph = network()
     with pytest.raises(secateur.InvalidSetting, match="this is no table of latencies"):
         LatencyTable.from_dict({**by_macs(model, graph).to_dict(), **damage})
+
+
+@pytest.mark.parametrize("axis", ["inputs", "outputs"])
+def test_a_table_without_a_number_for_each_width_is_refused(axis: str) -> None:
+    model, graph = network()
+    table = by_macs(model, graph).to_dict()
+    table["layers"] = [{**row, axis: [*row[axis], 10**6]} for row in table["layers"]]
+    with pytest.raises(secateur.InvalidSetting, match="does not have a number for each width"):
+        LatencyTable.from_dict(table)
 
 
 def test_a_run_ends_where_the_time_is_met() -> None:

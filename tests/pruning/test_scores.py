@@ -1,6 +1,7 @@
 """Every score, computed a second way by hand."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -334,6 +335,15 @@ def test_pcnn_is_the_same_when_the_sum_is_made_in_place() -> None:
 
     in_place, plain = (run(Pruner(make(k), batches()[0][0], score="pcnn"), batches()) for k in (InPlace, Residual))
     torch.testing.assert_close(in_place, plain)
+
+
+def test_pcnn_leaves_out_gradients_that_overflow() -> None:
+    pruner = Pruner(make(Residual), batches()[0][0], score="pcnn")
+    images, labels = batches()[0]
+    (F.cross_entropy(pruner.model(images), labels) * math.inf).backward()
+    pruner.observe()
+    found = run(pruner, batches())
+    torch.testing.assert_close(found, run(Pruner(make(Residual), batches()[0][0], score="pcnn"), batches()))
 
 
 def test_a_score_that_has_seen_nothing_can_go_on() -> None:

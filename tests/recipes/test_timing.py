@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from secateur.channels.example import Example
 from secateur.models.resnet_cifar import CifarResNet
 from secateur.pruning.latency import LatencyTable, measure_latency, time_whole
 from secateur.recipes import timing, work
@@ -33,9 +34,9 @@ def test_a_run_says_when_the_network_takes_more_than_its_layers(
     params: list[int] = []
     how: list[tuple[int, torch.dtype, bool]] = []
 
-    def clock(model: nn.Module, example: torch.Tensor, precision: torch.dtype, channels_last: bool) -> float:
+    def clock(model: nn.Module, example: Example, precision: torch.dtype, channels_last: bool) -> float:
         params.append(sum(p.numel() for p in model.parameters()))
-        how.append((len(example), precision, channels_last))
+        how.append((example.size, precision, channels_last))
         return 500.0 if len(params) == 1 else 500.0 * times
 
     monkeypatch.setattr(timing, "time_whole", clock)

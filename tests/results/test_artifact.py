@@ -57,6 +57,20 @@ def test_saving_again_replaces(result: secateur.Result, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "plan.json").read_text())["format"] == "secateur-plan"
 
 
+def test_a_result_that_is_replaced_in_part_has_no_summary(
+    result: secateur.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secateur.save(result, tmp_path)
+
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("secateur.results.artifact.card", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        secateur.save(result, tmp_path)
+    assert not (tmp_path / "summary.json").exists()
+
+
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
 

@@ -1,5 +1,6 @@
 """A run that goes on from the end of another one's pruning comes to what one run to the smaller budget comes to."""
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -86,11 +87,27 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
         prune_further(first, second, smaller.but(optimizer="adamw"))
     with pytest.raises(InvalidSetting, match="holds a run already"):
         prune_further(first, first, smaller)
+    for name, damage, told in [
+        ("config.json", b"settings", "lacks its settings"),
+        ("events.jsonl", b"macs", "damaged"),
+    ]:
+        whole = (first / name).read_bytes()
+        (first / name).write_bytes(whole.replace(damage, damage[::-1]))
+        with pytest.raises(DamagedRun, match=told):
+            prune_further(first, second, smaller)
+        (first / name).write_bytes(whole)
     kept = first / "checkpoints" / "pruned" / "state.safetensors"
     kept.write_bytes(kept.read_bytes()[:-1])
     with pytest.raises(DamagedRun, match="pruned is damaged"):
         prune_further(first, second, smaller)
     assert not second.exists()
+
+
+def test_a_run_that_is_never_begun_leaves_its_folder(tmp_path: Path) -> None:
+    net, graph, task = prepared()
+    quick().steps(net, graph, task, folder=tmp_path / "first")
+    gc.collect()
+    next(quick().steps(net, graph, task, folder=tmp_path / "first"))
 
 
 def test_a_run_that_removes_nothing_has_nothing_to_go_on_from(tmp_path: Path) -> None:

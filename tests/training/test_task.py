@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -69,6 +70,28 @@ def test_mean_intersection_over_union() -> None:
     assert float(task.loss(Fixed(), (scores, labels)).detach()) == pytest.approx(
         float(F.cross_entropy(scores, labels, ignore_index=255))
     )
+
+
+def test_more_classes_than_were_told() -> None:
+    task = segmentation([], [(torch.randn(2, 4, 6, 6), torch.zeros(2, 6, 6).long())], num_classes=3)
+    with pytest.raises(InvalidTask, match="the model has 4 classes, and num_classes is 3"):
+        task.metrics(Fixed())
+
+
+class Elsewhere(torch.Tensor):
+    """Labels that say they are on a GPU."""
+
+    device = torch.device("cuda")  # pyright: ignore
+
+
+@pytest.mark.parametrize("make", [classification, partial(segmentation, num_classes=2)])
+def test_labels_for_training_are_looked_at_after_those_for_the_test(make: Any) -> None:
+    scores = torch.randn(3, 2)
+    good, bad = (torch.tensor(labels).as_subclass(Elsewhere) for labels in ([0, 1, 1], [0, 1, 2]))
+    task = make([], [(scores, good)])
+    task.metrics(Fixed())
+    with pytest.raises(InvalidTask, match="label 2 is out of range"):
+        task.loss(Fixed(), (scores, bad))
 
 
 def test_a_dict_of_outputs_as_torchvision_gives_it() -> None:

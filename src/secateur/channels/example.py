@@ -92,6 +92,11 @@ class Example:
         return self.map(vary)
 
     @property
+    def size(self) -> int:
+        """How many there are in the batch."""
+        return next(iter(self.tensors[0].shape), 1)
+
+    @property
     def tensors(self) -> list[Tensor]:
         return tensors_within((self.args, self.kwargs))
 

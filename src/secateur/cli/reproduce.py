@@ -76,7 +76,7 @@ class Reproduce:
             only=self.only,
         )
         output = Output(quiet=self.quiet)
-        join()
+        world = join()
         text, page = reproduce(
             self.experiment,
             experiment,
@@ -84,9 +84,11 @@ class Reproduce:
             lambda order, settings, folder, further: watched(
                 order, settings, engine, self.engine.device, replace(output, out=folder), further
             ),
-            lambda line: None if self.quiet else print(line, file=sys.stderr, flush=True),
+            lambda line: None if self.quiet or not world.leads else print(line, file=sys.stderr, flush=True),
         )
         leave()
+        if not world.leads:
+            return ""
         if not self.json:
             return f"{text}\nwritten to {page}"
         folders = {step.name: conditions.folder(step.name) for step in experiment.steps}

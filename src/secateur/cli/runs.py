@@ -100,12 +100,12 @@ def start(
     order: Order, settings: TickTock, engine: Engine, device: str, output: Output, further: Path | None = None
 ) -> str:
     """Begin a run, or go on with it, and say how it went."""
-    from secateur.training.distributed import World, join, leave
+    from secateur.training.distributed import join, leave
 
-    join()
+    world = join()
     result = watched(order, settings, engine, device, output, further)
     leave()
-    if not World.current().leads:
+    if not world.leads:
         return ""
     if output.json:
         return to_json({"macs": result.after.macs, "params": result.after.params, "metrics": result.metrics})

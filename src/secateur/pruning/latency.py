@@ -113,7 +113,10 @@ class LatencyTable:
                 )
                 for row in data["layers"]
             ]
-            if any({len(line) for line in x.microseconds} != {len(x.outputs)} for x in layers):
+            if any(
+                len(x.microseconds) != len(x.inputs) or {len(line) for line in x.microseconds} != {len(x.outputs)}
+                for x in layers
+            ):
                 raise ValueError("a row does not have a number for each width")
             return cls(str(data["where"]), tuple(layers))
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -242,11 +245,15 @@ def _watch(model: nn.Module, example: Example) -> list[tuple[str, Any, tuple[int
     """Every call of a convolution or linear layer: its name, itself, the shape of its input, the size of its output."""
     calls: list[tuple[str, Any, tuple[int, ...], int]] = []
 
-    def note(name: str) -> Callable[[Any, Any, Any], None]:
-        return lambda module, args, output: calls.append((name, module, tuple(args[0].shape), output.numel()))
+    def note(name: str) -> Callable[[Any, Any, Any, Any], None]:
+        def look(module: Any, args: Any, named: Any, output: Any) -> None:
+            given, *_ = *args, *named.values()
+            calls.append((name, module, tuple(given.shape), output.numel()))
+
+        return look
 
     handles = [
-        module.register_forward_hook(note(name))
+        module.register_forward_hook(note(name), with_kwargs=True)
         for name, module in model.named_modules()
         if isinstance(module, (_ConvNd, nn.Linear))
     ]

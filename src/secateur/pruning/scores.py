@@ -273,7 +273,9 @@ class PCNN(Watching):
         seen = output.detach().to(wide, copy=True)  # what follows may work in place
 
         def backward(gradient: Tensor) -> None:
-            self.add(number, shape(seen * gradient).mean(1, dtype=torch.float64).abs().sum(0))
+            found = shape(seen * gradient).mean(1, dtype=torch.float64).abs().sum(0)
+            # Scaled gradients that overflow are left out. How many there were does not matter: a layer has norm 1.
+            self.add(number, torch.where(found.isfinite().all(), found, 0.0))
             self.counts[number] += seen.shape[0]
 
         output.register_hook(backward)

@@ -19,6 +19,7 @@ from secateur.recipes.work import reopen
 from secateur.results.atomic import write
 from secateur.results.structure import read_json
 from secateur.ticktock.schedule import TickTock
+from secateur.training.distributed import World
 
 Perform = Callable[[Order, TickTock, Path, Path | None], object]
 
@@ -76,6 +77,8 @@ def reproduce(
     if conditions.baseline is not None:
         folders["baseline"] = conditions.baseline
     page = conditions.out / f"{name}-{conditions.name}-seed{conditions.seed}.md"
+    if not World.current().leads:
+        return "", page
     given = reports.Done(conditions.order, done, folders, conditions.scale, page.with_suffix(".svg"))
     report = getattr(reports, experiment.report) if given.pruned() else reports.nothing_yet
     text = f"# {name}\n\n{report(given)}"

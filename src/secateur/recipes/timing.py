@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from secateur.nested import map_tensors
+from secateur.channels.example import Example
 from secateur.pruning.latency import LatencyTable, measure_latency, time_whole
 from secateur.recipes.jobs import Job
 from secateur.results.atomic import write
@@ -39,7 +39,7 @@ def latency_table(job: Job, settings: TickTock, engine: Engine, out: Path, say: 
 
 def _to_time(job: Job, settings: TickTock, engine: Engine) -> dict[str, Any]:
     """On what, and how, a network is timed for a budget of latency."""
-    example = map_tensors(job.example, lambda tensor: torch.cat([tensor[:1]] * settings.latency_batch))
+    example = Example.of(job.example).batch(settings.latency_batch)
     precision = PRECISIONS.get(engine.precision, torch.float32)
     return {"example": example, "precision": precision, "channels_last": engine.channels_last}
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from secateur.channels.analyze import analyze
+from secateur.channels.example import Example
 from secateur.errors import DamagedRun, Diverged, Interrupted, InvalidSetting, MissingExtra
 from secateur.recipes.jobs import Order, build
 from secateur.recipes.paper import find_recipe
@@ -110,7 +111,7 @@ def perform(
         if settings.keep_latency is not None:
             about["latency_left"] = time_left(job, whole, result.model, settings, engine, watcher.say)
         seconds = latency({"before": whole, "after": result.model}, job.example)
-        about["latency"] = {**seconds, "batch": 1, "device": device_name(device)}
+        about["latency"] = {**seconds, "batch": Example.of(job.example).size, "device": device_name(device)}
         save(result, out / "result", **about)
         if job.maps is not None:
             try:

@@ -28,6 +28,7 @@ def save(result: Result, path: str | Path, **about: Any) -> Path:
     # Copies, since what shares memory cannot be saved; each tensor is under one name.
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors_of(result.model).items()}
     plan = {**result.plan.to_dict(), "cuts": Cuts.of(result.plan).to_dict(), "network": about.get("network")}
+    (folder / "summary.json").unlink(missing_ok=True)
     write(folder / "model.safetensors", lambda target: save_file(tensors, str(target)))
     write(folder / "history.jsonl", lambda target: target.write_text(history))
     write(folder / "plan.json", lambda target: target.write_text(json.dumps(plan)))

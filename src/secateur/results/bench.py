@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
@@ -54,13 +55,11 @@ def latency(
     """Median seconds of one forward pass of each; of three, where those take longer than `patience` together."""
     call = Example.of(example)
     device = call.tensors[0].device if call.tensors else torch.device("cpu")
-
-    def run(model: nn.Module) -> None:
-        with evaluating(model):
-            call(model)
-
-    calls = {name: partial(run, model) for name, model in models.items()}
-    seconds = time_by_turns(calls, waiting_for(device), repetitions, patience)
+    calls = {name: partial(call, model) for name, model in models.items()}
+    with ExitStack() as stack:
+        for model in models.values():
+            stack.enter_context(evaluating(model))
+        seconds = time_by_turns(calls, waiting_for(device), repetitions, patience)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 

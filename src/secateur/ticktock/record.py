@@ -94,6 +94,7 @@ class Record:
             restore(run, state)
 
     def _compare(self, config: dict[str, Any], mine: dict[str, Any]) -> None:
+        _check_whole(config, self.path)
         engine = self.run.engine.to_dict()
         for name in ("accumulate", "clip_norm", "precision"):
             if config["engine"].get(name) != engine[name]:
@@ -145,6 +146,7 @@ def prune_further(source: str | Path, target: str | Path, settings: TickTock) ->
     """
     source, target = Path(source), Path(target)
     config, kept = read_config(source), source / "checkpoints" / PRUNED
+    _check_whole(config, source)
     if not kept.is_dir():
         done = (source / "result").is_dir()
         why = "keeps no checkpoint of the end of its pruning" if done else "has not come to the end of its pruning yet"
@@ -172,11 +174,20 @@ def prune_further(source: str | Path, target: str | Path, settings: TickTock) ->
         folder.write_config({**config, "settings": settings.to_dict()})
 
 
+def _check_whole(config: dict[str, Any], folder: Path) -> None:
+    missing = [name for name in ("settings", "engine") if not isinstance(config.get(name), dict)]
+    if missing:
+        raise DamagedRun(f"{folder / 'config.json'} lacks its {missing[0]}: restore it, or start a new run elsewhere")
+
+
 def _check_smaller(source: Path, settings: TickTock, lines: bytes) -> None:
     """Raise if the budget leaves nothing to remove."""
-    first, *_, last = [json.loads(line) for line in lines.splitlines()]
+    try:
+        first, *_, last = [from_dict(json.loads(line)) for line in lines.splitlines()]
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise DamagedRun(f"{source / 'events.jsonl'} is damaged: {error}; prune the whole network anew") from error
     for name in ("macs", "params", "filters"):
-        wanted, left = getattr(settings, f"keep_{name}"), last[name] / first[name]
+        wanted, left = getattr(settings, f"keep_{name}"), getattr(last, name) / getattr(first, name)
         if wanted is not None and wanted >= left:
             what = UNITS[name]
             raise InvalidSetting(f"{source} has {left:.1%} of the {what} left already: ask for less, or finetune it")

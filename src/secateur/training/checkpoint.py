@@ -177,6 +177,9 @@ class RunFolder:
             if handle >= 0:
                 os.close(handle)
 
+    __del__ = close
+    """A run that was never begun must not keep its folder."""
+
     def __enter__(self) -> Self:
         return self
 

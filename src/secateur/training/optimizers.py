@@ -71,7 +71,7 @@ def can_be_captured(optimizer: torch.optim.Optimizer) -> bool:
     return all(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
 
 
-def placed(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str, value: Any) -> Any:
+def placed(optimizer: torch.optim.Optimizer, parameter: Tensor, key: str, value: Any) -> Any:
     """A value read of the parameter's state, put where torch wants it: a count of steps beside it only for kernels."""
     if not isinstance(value, Tensor):
         return value

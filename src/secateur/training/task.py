@@ -78,7 +78,7 @@ def classification(
     top5: also how often the right class is among the five that score highest.
     """
     check_repeats(test, "test")
-    check = LabelCheck()
+    check, check_test = LabelCheck(), LabelCheck()
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         images, labels = pair(batch)
@@ -92,7 +92,7 @@ def classification(
         for batch in on_device(test, model):
             images, labels = pair(batch)
             logits = output_of(model, images)
-            check(labels, logits, -100)
+            check_test(labels, logits, -100)
             right += (logits.argmax(1) == labels).sum()
             if top5:
                 best = logits.topk(min(5, logits.shape[1]), dim=1).indices
@@ -120,7 +120,7 @@ def segmentation(
     summed: over the pixels of an image, as FCN's learning rates want it, instead of their mean.
     """
     check_repeats(test, "test")
-    check = LabelCheck()
+    check, check_test = LabelCheck(), LabelCheck()
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         images, labels = pair(batch)
@@ -136,7 +136,9 @@ def segmentation(
         for batch in on_device(test, model):
             images, labels = pair(batch)
             logits = output_of(model, images)
-            check(labels, logits[:, :num_classes], ignore_index)
+            if logits.shape[1] > num_classes:
+                raise InvalidTask(f"the model has {logits.shape[1]} classes, and num_classes is {num_classes}")
+            check_test(labels, logits, ignore_index)
             predicted = logits.argmax(1)
             valid = labels != ignore_index
             cells = num_classes * labels[valid] + predicted[valid]
