@@ -351,6 +351,20 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
         quick()(net, graph, task, folder=tmp_path / "run")
 
 
+@pytest.mark.parametrize("done", [False, True])
+def test_other_weights_are_refused_by_name(done: bool, tmp_path: Path) -> None:
+    net, graph, task = prepared()
+    steps = quick().steps(net, graph, task, folder=tmp_path)
+    next(steps)
+    if done:
+        list(steps)
+    steps.close()
+    with torch.no_grad():
+        list(net.parameters())[-1][0] += 1e-6
+    with pytest.raises(InvalidSetting, match=r"a run of a network with another \S+: give the network as it was"):
+        quick()(net, graph, task, folder=tmp_path)
+
+
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     net, graph, task = prepared()
     leave(Run(quick(), net, graph, task, folder=tmp_path), 2, None)

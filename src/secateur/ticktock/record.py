@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from secateur.channels.shrink import tensors_of
@@ -75,13 +76,16 @@ class Record:
         """Begin, or go on from the last checkpoint."""
         run, state = self.run, None
         if self.folder is not None:
+            # Started from Python: nobody else has kept the network.
+            whole = {} if "order" in about else run.given.state_dict()
+            tensors = {name: value for name, value in whole.items() if isinstance(value, Tensor)}
             if (self.path / "config.json").exists():
                 self._compare(self.folder.read_config(), mine)
+                self._compare_weights(tensors)
                 state = self.folder.load()
             else:
-                if "order" not in about:  # started from Python: nobody else has kept the network
-                    whole = run.given.state_dict()
-                    self.folder.write_tensors(ORIGINAL, {n: t for n, t in whole.items() if isinstance(t, Tensor)})
+                if tensors:
+                    self.folder.write_tensors(ORIGINAL, tensors)
                 about = {**about, "layers": run.pruner.graph.widths, "macs": run.pruner.graph.macs}
                 self.folder.write_config({**mine, "engine": run.engine.to_dict(), **about})
         state = run.world.tell(state)
@@ -110,6 +114,21 @@ class Record:
                 what = f"other {name}" + (f" ({', '.join(other)})" if other else "")
                 raise InvalidSetting(
                     f"{self.path} holds a run with {what}: resume it as it was, or name another folder"
+                )
+
+    def _compare_weights(self, tensors: dict[str, Tensor]) -> None:
+        path = self.path / ORIGINAL
+        if not tensors or not path.is_file():
+            return
+        try:
+            kept = load_file(path)
+        except REFUSALS as error:
+            raise DamagedRun(f"{path} is damaged: {error}; restore it, or start a new run elsewhere") from error
+        for name, tensor in tensors.items():
+            if name not in kept or not are_same(tensor.detach().cpu(), kept[name]):
+                raise InvalidSetting(
+                    f"{self.path} holds a run of a network with another {name}: give the network as it was when that "
+                    "began, or name another folder"
                 )
 
     def note(self, event: Event) -> None:
@@ -191,6 +210,13 @@ def _check_smaller(source: Path, settings: TickTock, lines: bytes) -> None:
         if wanted is not None and wanted >= left:
             what = UNITS[name]
             raise InvalidSetting(f"{source} has {left:.1%} of the {what} left already: ask for less, or finetune it")
+
+
+def are_same(one: Tensor, two: Tensor) -> bool:
+    """To the bit."""
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return False
+    return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, two)))
 
 
 def state_of(run: Run) -> dict[str, Any]:
