@@ -195,16 +195,27 @@ def test_several_inputs_nested_outputs_and_a_head_for_training() -> None:
         assert report.modes == ("eval", "train")
 
 
-def test_lstm_reads_the_features() -> None:
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("size", [6, 8])  # 8 is how many features there are
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=["one", "four"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # for which oneDNN has an LSTM, and has none
+def test_recurrent_modules_read_the_features(kind: Any, size: int, options: dict[str, Any], dtype: torch.dtype) -> None:
     class Reader(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.lstm, self.last = nn.Conv1d(3, 8, 3), nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 2)
+            self.conv, self.last = nn.Conv1d(3, 8, 3), nn.Linear(size * (2 if options else 1), 2)
+            self.memory = kind(8, size, batch_first=True, **options)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.lstm(F.relu(self.conv(x)).transpose(1, 2))[0][:, -1])
+            return self.last(self.memory(F.relu(self.conv(x)).transpose(1, 2))[0][:, -1])
 
-    examine(Reader(), torch.randn(2, 3, 9, dtype=torch.float64), probe=True)
+    model, example = Reader(), torch.randn(2, 3, 9)
+    graph = secateur.analyze(model.to(dtype), example.to(dtype), probe=False)
+    assert sizes(graph)["conv"] == 8
+    assert torch.backends.mkldnn.enabled  # pyright: ignore
+    examine(model.double(), example.double(), probe=True)
+    small = secateur.shrink(model, Plan.keep(graph, {"conv": [0, 3]}))
+    assert (small.memory.input_size, small.memory.hidden_size) == (2, size)
 
 
 SIZES: dict[str, tuple[Body, dict[str, Any], dict[str, Any]]] = {

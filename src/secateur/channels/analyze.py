@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -159,7 +160,7 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[
         for leaf, before in zip(watch.leaves.values(), used, strict=True):
             leaf.used = before
         try:
-            with watch.following_modules(), watch:
+            with watch.following_modules(), _unfused(model), watch:
                 output = example.copied()(model)
                 tensors = tensors_within(output)
         except Exception as error:
@@ -175,6 +176,18 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[
         watch.freeze(state, "reaches the model's output")
         watch.layers.final |= state.made if state is not None else frozenset()
     return output, tensors
+
+
+@contextmanager
+def _unfused(model: nn.Module) -> Iterator[None]:
+    """An LSTM in the operators it consists of: on a CPU oneDNN would do it in one that has no rule."""
+    onednn: Any = torch.backends.mkldnn
+    before = onednn.enabled
+    onednn.enabled = before and not any(isinstance(module, nn.LSTM) for module in model.modules())
+    try:
+        yield
+    finally:
+        onednn.enabled = before
 
 
 def _computes_weights(module: nn.Module) -> bool:

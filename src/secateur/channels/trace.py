@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
@@ -92,6 +93,8 @@ class Watch(EagerMode):
         # Tensors that were kept from an earlier analysis are strangers to this one.
         self._mark = f"_secateur_{next(COUNTER)}"
         self._stack: list[nn.Module] = [model]
+        self._given: dict[int, Tensor] = {}
+        """The channels that recurrent modules are given."""
         self._memory = Memory(self)
         self._operators: dict[Any, Operator] = {}
         self._woken: list[tuple[Tensor, str]] = []
@@ -229,12 +232,20 @@ class Watch(EagerMode):
         """
         noted: set[Attribute] = set()
         for module in self._stack if around else self._stack[-1:]:
-            # What torch's layers keep about the shape of their weight follows the weight.
-            own = LAYER_SIZES if isinstance(module, (_ConvNd, nn.Linear)) else ()
-            found = [n for n, value in vars(module).items() if type(value) is int and value == size and n not in own]
             if isinstance(axis, Tensor):
-                noted |= self._note(module, found, None, axis)
+                others = self._others(module, axis)
+                equal = [name for name, value in vars(module).items() if type(value) is int and value == size]
+                noted |= self._note(module, [name for name in equal if name not in others], None, axis)
         return noted
+
+    def _others(self, module: nn.Module, axis: Tensor) -> tuple[str, ...]:
+        """Attributes of torch's own modules that do not count this axis, although they may equal its length."""
+        if isinstance(module, (_ConvNd, nn.Linear)):
+            return LAYER_SIZES  # they follow the weight
+        given = self._given.get(id(module))
+        if given is None:
+            return ()
+        return ("hidden_size",) if torch.equal(labels_of(axis), labels_of(given)) else ("input_size",)
 
     def note_sizes(self, axes: list[Axis], sizes: list[int]) -> set[Attribute]:
         """The same for attributes that are lists or tuples of sizes."""
@@ -276,6 +287,9 @@ class Watch(EagerMode):
 
         def enter(module: nn.Module, args: Any) -> None:
             self._stack.append(module)
+            given = self.state(args[0]) if isinstance(module, nn.RNNBase) and tensors_in(args[:1]) else None
+            if given is not None and isinstance(given.axes[-1], Tensor):
+                self._given[id(module)] = given.axes[-1]
             self.ran.add(self.modules.get(id(module), ""))
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
