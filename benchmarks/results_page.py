@@ -68,7 +68,7 @@ are at the same point between two Tocks when they are compared.
 ![Accuracy against filters removed](images/gfir.svg)
 
 As in the paper, GBN and PCNN fall smoothly, Slim without the L1 term does not, and gains most from it; GBN gains from
-it too. GBN with it is ahead of PCNN by 1.0 to 2.0 until three fifths of the filters have gone, and level at the end:
+it too. GBN with it is ahead of PCNN by 1.1 to 2.0 until three fifths of the filters have gone, and level at the end:
 less than the paper's margin. The L1 norm of whole filters, unlike the others, says little across layers: the first
 ones have the smallest sums, because they have the fewest weights, and go first.
 

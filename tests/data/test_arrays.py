@@ -307,3 +307,10 @@ def test_digits() -> None:
     assert abs(float(everything.mean())) < 1e-3
     assert abs(float(everything.std()) - 1) < 1e-3
     assert next(iter(train))[0].shape == (64, 1, 8, 8)
+
+
+def test_examples_per_class_come_in_random_order() -> None:
+    labels = torch.arange(10).repeat_interleave(20)
+    part = Arrays(torch.zeros(200, 1, 1, 1), labels, batch_size=50).subset(1.0, 5, torch.Generator().manual_seed(0))
+    assert part.labels.bincount().tolist() == [5] * 10
+    assert not torch.equal(part.labels, part.labels.sort().values)

@@ -223,6 +223,22 @@ def test_several_outputs(export: Any, tmp_path: Path) -> None:
     assert export(folded, images, tmp_path / "network") < 1e-4
 
 
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"segments": self.two(x), "classes": self.one(x).mean((2, 3))}
+
+
+def test_outputs_have_the_names_of_the_dict(tmp_path: Path) -> None:
+    path = tmp_path / "network.onnx"
+    assert export_onnx(Heads().eval(), torch.randn(1, 3, 8, 8), path) < 1e-4
+    assert [each.name for each in onnx.load(path).graph.output] == ["segments", "classes"]
+    assert export_torchscript(Heads().eval(), torch.randn(1, 3, 8, 8), tmp_path / "network.ts") < 1e-4
+
+
 @pytest.mark.parametrize("export", [export_torchscript, export_program])
 def test_what_is_found_wrong_does_not_appear(export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secateur.results.export.TOLERANCE", -1.0)

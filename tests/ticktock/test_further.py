@@ -9,7 +9,7 @@ import pytest
 import torch
 from small import prepared, quick
 
-from secateur import DamagedRun, InvalidSetting, Result, TickTock
+from secateur import DamagedRun, InvalidSetting, InvalidTask, Result, TickTock
 from secateur.ticktock.events import Tick
 from secateur.ticktock.record import prune_further
 
@@ -101,6 +101,15 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DamagedRun, match="pruned is damaged"):
         prune_further(first, second, smaller)
     assert not second.exists()
+
+
+def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    net, graph, task = prepared()
+    with pytest.raises(InvalidTask, match=r"a Task is wanted, such as classification\(train, test\).*, got list"):
+        quick()(net, graph, task.train, folder=tmp_path / "first")
+    with pytest.raises(InvalidTask, match="examples per class can be drawn from a DataLoader"):
+        quick(tick_per_class=2)(net, graph, task, folder=tmp_path / "first")
+    assert not (tmp_path / "first").exists()
 
 
 def test_a_run_that_is_never_begun_leaves_its_folder(tmp_path: Path) -> None:

@@ -72,6 +72,22 @@ def test_mean_intersection_over_union() -> None:
     )
 
 
+def test_a_map_without_labels_has_no_loss() -> None:
+    scores = torch.randn(1, 3, 4, 4, requires_grad=True)
+    task = segmentation([], num_classes=3)
+    loss = task.loss(Fixed(), (scores, torch.full((1, 4, 4), 255)))
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert scores.grad is not None
+    assert not scores.grad.any()
+
+
+def test_shares_of_classes_in_segmentation() -> None:
+    scores, shares = torch.randn(2, 3, 4, 4), torch.rand(2, 3, 4, 4).softmax(1)
+    loss = segmentation([], num_classes=3).loss(Fixed(), (scores, shares))
+    assert float(loss.detach()) == pytest.approx(float(F.cross_entropy(scores, shares)))
+
+
 def test_more_classes_than_were_told() -> None:
     task = segmentation([], [(torch.randn(2, 4, 6, 6), torch.zeros(2, 6, 6).long())], num_classes=3)
     with pytest.raises(InvalidTask, match="the model has 4 classes, and num_classes is 3"):
@@ -232,6 +248,8 @@ def test_what_is_no_data_and_what_is_no_function() -> None:
         count(function)
     with pytest.raises(InvalidTask, match="loss is a function of the model and a batch, got list"):
         Task(function, batches)
+    with pytest.raises(InvalidTask, match="loss is a function of the model and a batch, got NoneType"):
+        Task(batches, None)  # pyright: ignore
     with pytest.raises(InvalidTask, match="evaluate is a function of the model, got list"):
         Task(batches, function, batches)
 

@@ -22,7 +22,7 @@ VERSION = 2
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Which channels stay. Build it with `keep`, `drop`, `select` or `from_json`.
+    """Which channels stay. Build it with `keep`, `drop` or `from_json`.
 
     >>> import secateur, torch
     >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 2, 1))
@@ -93,11 +93,6 @@ class Plan:
                 chosen = torch.randperm(group.size, generator=generator, device="cpu")[:count]
                 kept[group.start + chosen] = False
         return cls(graph, kept)
-
-    @classmethod
-    def select(cls, graph: ChannelGraph, kept: Tensor) -> Plan:
-        """From a boolean per channel of the graph, in the order of its groups."""
-        return cls(graph, kept.detach().cpu().clone())
 
     @property
     def cost(self) -> Cost:

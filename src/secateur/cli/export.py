@@ -10,7 +10,7 @@ from typing import Literal
 from secateur.cli.analyze import parse_shape
 from secateur.cli.display import waiting
 from secateur.cli.runs import find_device
-from secateur.errors import InvalidSetting
+from secateur.errors import CannotExport, InvalidSetting, NotEquivalent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,7 @@ class Export:
         if self.state_dict is None and not any(path for path, _ in kinds.values()):
             raise InvalidSetting("say what to write: --onnx FILE, --pt2 FILE, --torchscript FILE or --state-dict FILE")
         written: list[dict[str, object]] = []
+        failed: list[str] = []
         with waiting(f"exporting {self.network}") as say:
             model, example = open_network(self.network, self.build, parse_shape(self.input) if self.input else None)
             check_runs(model, example, self.network)
@@ -74,10 +75,16 @@ class Export:
             for kind, (path, write) in kinds.items():
                 if path is not None:
                     say(kind)
-                    written.append({"kind": kind, "path": str(path), "difference": write(model, example, path)})
+                    try:
+                        written.append({"kind": kind, "path": str(path), "difference": write(model, example, path)})
+                    except (CannotExport, NotEquivalent) as error:
+                        failed.append(str(error))
             if self.state_dict is not None:
                 export.export_weights(model, self.state_dict)
                 written.append({"kind": "state dict", "path": str(self.state_dict)})
+        if failed:
+            done = [f"written: {', '.join(str(each['path']) for each in written)}"] if written else []
+            raise CannotExport("; ".join([*failed, *done]))
         if self.json:
             return json.dumps({"written": written, "folded": folded})
         lines = [f"{folded} batch norms folded into convolutions"] if self.fold_batchnorm else []

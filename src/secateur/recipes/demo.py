@@ -85,15 +85,9 @@ def run_demo(folder: Path, settings: TickTock, say: Callable[[str], None]) -> De
 
 
 def train_baseline(task: Task, train: Arrays, seed: int, say: Callable[[str], None]) -> nn.Module:
-    """A ResNet-14 for 8x8 images."""
+    """A ResNet-14 for 8x8 images, trained until it is as good as it gets."""
     with seeded(seed):
         model = find_model(NETWORK["name"], **NETWORK["options"])
-    train_baseline_(model, task, train, seed, say)
-    return model
-
-
-def train_baseline_(model: nn.Module, task: Task, train: Arrays, seed: int, say: Callable[[str], None]) -> None:
-    """Train it until it is as good as it gets."""
     optimizer = make_optimizer("sgd", list(model.parameters()), momentum=0.9, nesterov=True, weight_decay=5e-4)
     trainer = Trainer(model)
     steps = BASELINE_EPOCHS * len(train)
@@ -103,3 +97,4 @@ def train_baseline_(model: nn.Module, task: Task, train: Arrays, seed: int, say:
         with seeded(seed, epoch):
             trainer.epoch(train, work)
         say(f"training the baseline, epoch {epoch + 1:2} of {BASELINE_EPOCHS}: {task.metrics(model)['accuracy']:.2f}%")
+    return model

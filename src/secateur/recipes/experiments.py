@@ -53,7 +53,10 @@ EXPERIMENTS: dict[str, Callable[..., Experiment]] = {}
 
 def experiment(function: Callable[..., Experiment]) -> Callable[..., Experiment]:
     """Make an experiment known by its name."""
-    EXPERIMENTS[function.__name__.replace("_", "-")] = function
+    name = function.__name__.replace("_", "-")
+    if name in EXPERIMENTS:
+        raise InvalidSetting(f"there is an experiment {name!r} already")
+    EXPERIMENTS[name] = function
     return function
 
 

@@ -52,7 +52,7 @@ def export_onnx(model: nn.Module, example: Any, path: str | Path) -> float:
                 dynamo=True,
                 dynamic_shapes=_any_batch(call),
                 input_names=["input"] if len(call.tensors) == 1 else None,
-                output_names=["output"] if isinstance(output, Tensor) else None,
+                output_names=_names_of(output),
                 external_data=False,
                 verbose=False,
             )
@@ -64,6 +64,14 @@ def export_onnx(model: nn.Module, example: Any, path: str | Path) -> float:
         return lambda call: [torch.from_numpy(array) for array in session.run(None, feed(session, call))]
 
     return _write("ONNX", model, call, path, fill, read)
+
+
+def _names_of(output: Any) -> list[str] | None:
+    """What outputs are called: by the keys of a dict of tensors."""
+    if isinstance(output, Tensor):
+        return ["output"]
+    named = isinstance(output, dict) and all(isinstance(value, Tensor) for value in output.values())
+    return [str(key) for key in output] if named else None
 
 
 def feed(session: Any, call: Example) -> dict[str, Any]:
@@ -123,7 +131,7 @@ def export_torchscript(model: nn.Module, example: Any, path: str | Path) -> floa
     call = Example.of(example)
 
     def fill(target: Path) -> None:
-        traced = torch.jit.trace(model, call.args or None, example_kwarg_inputs=call.kwargs or None)
+        traced = torch.jit.trace(model, call.args or None, example_kwarg_inputs=call.kwargs or None, strict=False)
         torch.jit.save(traced, str(target))
 
     def read(target: Path) -> Callable[[Example], Any]:

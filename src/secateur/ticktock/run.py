@@ -36,7 +36,7 @@ from secateur.training.loop import LOOK_EVERY, Position, Trainer, Work
 from secateur.training.randomness import mix, seeded
 from secateur.training.schedules import SHAPES
 from secateur.training.shards import shard
-from secateur.training.task import Task
+from secateur.training.task import Task, check_task
 
 ALIGNED = 8
 """On a GPU tensors are cut to widths that are multiples of this; odd widths are slower than masks."""
@@ -70,7 +70,10 @@ class Run:
         assert budget is not None
         self.budget = budget
         with seeded(settings.seed):
-            self.num_batches = count(task.train)
+            self.num_batches = count(check_task(task).train)
+            if settings.tick_per_class is not None:
+                # What cannot be drawn from is refused before anything is written.
+                draw(task.train, settings.tick_data, settings.tick_per_class, torch.Generator().manual_seed(0))
         self.model = self._copy(model)
         self.synced = self._sync_batchnorm(say)
         """The batch norms that look at the batches of all processes, and their own classes."""

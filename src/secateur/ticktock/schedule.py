@@ -139,7 +139,7 @@ class TickTock:
     """No group of channels gets narrower than this."""
 
     min_ratio: float = 0.1
-    """No group of channels gets narrower than this share of its width."""
+    """No group of channels gets narrower than this share of its width, rounded down as in the paper's code."""
 
     multiple_of: int = 1
     """Keep widths at multiples of this, as hardware likes them: 8 or 16."""

@@ -39,7 +39,7 @@ class Task:
     def __post_init__(self) -> None:
         for name, of in (("loss", "the model and a batch"), ("evaluate", "the model")):
             value = getattr(self, name)
-            if value is not None and not callable(value):
+            if not callable(value) and (value is not None or name == "loss"):
                 raise InvalidTask(f"{name} is a function of {of}, got {type(value).__name__}")
 
     def metrics(self, model: nn.Module) -> dict[str, float]:
@@ -55,6 +55,13 @@ class Task:
             return {name: float(value) for name, value in numbers.items()}
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidTask(f"evaluate must return one number for every name, got {dict(numbers)}") from error
+
+
+def check_task(task: Any) -> Task:
+    if not isinstance(task, Task):
+        kind = type(task).__name__
+        raise InvalidTask(f"a Task is wanted, such as classification(train, test) or Task(train, loss), got {kind}")
+    return task
 
 
 @contextmanager
@@ -126,9 +133,12 @@ def segmentation(
         images, labels = pair(batch)
         logits = output_of(model, images)
         check(labels, logits, ignore_index, probabilities=True)
-        if summed:
-            return F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="sum") / labels.shape[0]
-        return F.cross_entropy(logits, labels, ignore_index=ignore_index)
+        if labels.is_floating_point():  # shares of every class, of which none is ignored
+            total, pixels = F.cross_entropy(logits, labels, reduction="sum"), labels[:, 0].numel()
+        else:
+            total = F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="sum")
+            pixels = (labels != ignore_index).sum().clamp_min(1)  # maps without a label have no loss
+        return total / (labels.shape[0] if summed else pixels)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         assert test is not None
