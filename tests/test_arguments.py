@@ -55,7 +55,7 @@ def given() -> Given:
         (lambda g: secateur.insert_gates_(g.model, g.model), GRAPH.format("Sequential")),
         (lambda g: Plan.drop(g.model), GRAPH.format("Sequential")),
         (lambda g: Plan.keep(g.model, {"0": [1]}), GRAPH.format("Sequential")),
-        (lambda g: Plan.select(g.model, torch.ones(8, dtype=torch.bool)), GRAPH.format("Sequential")),
+        (lambda g: Plan(g.model, torch.ones(8, dtype=torch.bool)), GRAPH.format("Sequential")),
         (lambda g: Plan.from_json(g.model, g.plan.to_json()), GRAPH.format("Sequential")),
         (lambda g: secateur.shrink(g.model, g.graph), PLAN),
         (lambda g: secateur.shrink_(g.model, g.graph), PLAN),

@@ -94,4 +94,4 @@ def random_plan(graph: secateur.ChannelGraph, seed: int, share: float) -> Plan:
     kept = torch.rand(graph.num_channels, generator=generator) >= share
     for group in graph.groups:
         kept[group.start + torch.randperm(group.size, generator=generator)[: group.at_least]] = True
-    return Plan.select(graph, kept)
+    return Plan(graph, kept)

@@ -82,9 +82,9 @@ def test_a_selection_that_empties_a_layer_is_refused(graph: secateur.ChannelGrap
     kept = graph.all_kept()
     kept[:10] = False
     with pytest.raises(secateur.InvalidPlan, match=r"nothing of 0\.bias, 0\.weight, 1\.bias"):
-        Plan.select(graph, kept)
+        Plan(graph, kept)
     with pytest.raises(secateur.InvalidPlan, match="one boolean for each of the 12 channels"):
-        Plan.select(graph, torch.ones(3, dtype=torch.bool))
+        Plan(graph, torch.ones(3, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(

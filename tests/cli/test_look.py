@@ -13,6 +13,7 @@ import doing  # pyright: ignore
 import pytest
 
 from secateur.data.catalog import DATASETS
+from secateur.errors import CannotExport
 from secateur.recipes.experiments import EXPERIMENTS
 from secateur.recipes.jobs import Order
 from secateur.recipes.paper import RECIPES
@@ -250,3 +251,18 @@ def test_a_figure_needs_matplotlib_and_says_so(run: Path, tmp_path: Path) -> Non
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == 'secateur: matplotlib is not installed; run: pip install "secateur[report]"\n'
+
+
+def test_one_format_that_fails_does_not_keep_the_others(
+    secateur: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> float:
+        raise CannotExport("not as that")
+
+    monkeypatch.setattr("secateur.results.export.export_program", fail)
+    files = {"--pt2": "a.pt2", "--torchscript": "a.ts", "--state-dict": "a.safetensors"}
+    given = [part for flag, name in files.items() for part in (flag, tmp_path / name)]
+    status, _, err = secateur("export", "resnet20", *given)
+    assert status == 2
+    assert err.splitlines()[-1].endswith(f"not as that; written: {tmp_path / 'a.ts'}, {tmp_path / 'a.safetensors'}")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.ts", "a.safetensors"}

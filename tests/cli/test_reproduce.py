@@ -360,7 +360,8 @@ def test_another_baseline_in_the_same_folder_is_refused(reproduce: Call, out: Pa
 def test_only_some_runs(reproduce: Call, out: Path, tmp_path: Path) -> None:
     status, _, err = reproduce("table1", PLAIN, "--out", tmp_path, "--only", "GBN-*")
     assert status == 2
-    assert err.splitlines()[-1] == "secateur: GBN-40 starts from baseline, which is not done yet: do that first"
+    told = "GBN-40 starts from baseline, which is not done yet: do that first, with --only baseline"
+    assert err.splitlines()[-1] == f"secateur: {told}"
     status, _, err = reproduce("table1", PLAIN, "--out", tmp_path, "--baseline", "nowhere")
     assert (status, err.splitlines()[-1]) == (
         2,

@@ -70,7 +70,7 @@ def random_plan(graph: ChannelGraph, seed: int) -> Plan:
         count = int(torch.randint(group.at_least, group.size + 1, (1,), generator=generator))
         chosen = torch.randperm(group.size, generator=generator)[count:]
         kept[group.start + chosen] = False
-    return Plan.select(graph, kept)
+    return Plan(graph, kept)
 
 
 def removed_by(plan: Plan) -> dict[str, int]:

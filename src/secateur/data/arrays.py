@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from secateur.errors import InvalidTask
-from secateur.training.batches import choose
 from secateur.words import counted
 
 
@@ -78,7 +77,15 @@ class Arrays:
 
     def subset(self, fraction: float, per_class: int | None, generator: torch.Generator) -> Arrays:
         """A random part: a fraction of all, or this many examples of every class."""
-        chosen = choose(self.labels.shape[0], self.labels.cpu(), fraction, per_class, generator).to(self.labels.device)
+        size = self.labels.shape[0]
+        order = torch.randperm(size, generator=generator, device="cpu").to(self.labels.device)
+        if per_class is None:
+            chosen = order[: max(1, round(fraction * size))]
+        else:
+            labels = self.labels[order]
+            chosen = torch.cat([order[labels == label][:per_class] for label in labels.unique()])
+            mixed = torch.randperm(chosen.shape[0], generator=generator, device="cpu")
+            chosen = chosen[mixed.to(chosen.device)]
         return replace(self, images=self.images[chosen], labels=self.labels[chosen])
 
     def hold_out(self, count: int, seed: int = 0) -> tuple[Arrays, Arrays]:

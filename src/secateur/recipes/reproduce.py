@@ -115,7 +115,9 @@ def order_of(step: Step, conditions: Conditions) -> Order:
         return narrowed(replace(conditions.order, weights=None), step.shrunk, conditions.seed)
     source = source_of(step, conditions)
     if step.after is not None and not is_given(step, conditions) and not Path(str(source)).exists():
-        raise InvalidSetting(f"{step.name} starts from {step.after}, which is not done yet: first --only {step.after}")
+        raise InvalidSetting(
+            f"{step.name} starts from {step.after}, which is not done yet: do that first, with --only {step.after}"
+        )
     again = stretched(find_recipe(conditions.order.recipe).again, conditions.scale)
     return replace(conditions.order, weights=source, fresh=step.fresh, again=again)
 
