@@ -403,7 +403,7 @@ class Run:
         done = f"after {last.name}" if last is not None else "at the start"
         return Diverged(
             f"the loss is not finite in {where}, step {step + 1}: the network as it was {done} is in the error's "
-            "`result`. A lower learning rate, or gradients that are clipped, may help",
+            "`result`. If that step's data is finite, a lower learning rate, or gradients that are clipped, may help",
             self._result(),
         )
 
