@@ -224,19 +224,22 @@ def test_several_outputs(export: Any, tmp_path: Path) -> None:
 
 
 class Heads(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *names: str) -> None:
         super().__init__()
         self.one, self.two = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 2, 1)
+        self.names = names
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"segments": self.two(x), "classes": self.one(x).mean((2, 3))}
+        return dict(zip(self.names, (self.two(x), self.one(x).mean((2, 3))), strict=True))
 
 
-def test_outputs_have_the_names_of_the_dict(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [("segments", "classes"), ("x", "classes"), ("input", "classes")])
+def test_outputs_have_the_names_of_the_dict(names: tuple[str, str], tmp_path: Path) -> None:
     path = tmp_path / "network.onnx"
-    assert export_onnx(Heads().eval(), torch.randn(1, 3, 8, 8), path) < 1e-4
-    assert [each.name for each in onnx.load(path).graph.output] == ["segments", "classes"]
-    assert export_torchscript(Heads().eval(), torch.randn(1, 3, 8, 8), tmp_path / "network.ts") < 1e-4
+    assert export_onnx(Heads(*names).eval(), torch.randn(1, 3, 8, 8), path) < 1e-4
+    found = tuple(each.name for each in onnx.load(path).graph.output)
+    assert (found == names) == (names[0] == "segments")
+    assert export_torchscript(Heads(*names).eval(), torch.randn(1, 3, 8, 8), tmp_path / "network.ts") < 1e-4
 
 
 @pytest.mark.parametrize("export", [export_torchscript, export_program])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 import warnings
@@ -52,7 +53,7 @@ def export_onnx(model: nn.Module, example: Any, path: str | Path) -> float:
                 dynamo=True,
                 dynamic_shapes=_any_batch(call),
                 input_names=["input"] if len(call.tensors) == 1 else None,
-                output_names=_names_of(output),
+                output_names=_names_of(output, model),
                 external_data=False,
                 verbose=False,
             )
@@ -66,12 +67,14 @@ def export_onnx(model: nn.Module, example: Any, path: str | Path) -> float:
     return _write("ONNX", model, call, path, fill, read)
 
 
-def _names_of(output: Any) -> list[str] | None:
-    """What outputs are called: by the keys of a dict of tensors."""
+def _names_of(output: Any, model: nn.Module) -> list[str] | None:
+    """What outputs are called: by the keys of a dict of tensors, unless inputs are called so."""
     if isinstance(output, Tensor):
         return ["output"]
-    named = isinstance(output, dict) and all(isinstance(value, Tensor) for value in output.values())
-    return [str(key) for key in output] if named else None
+    if not isinstance(output, dict) or not all(isinstance(value, Tensor) for value in output.values()):
+        return None
+    names = [str(key) for key in output]
+    return names if {"input", *inspect.signature(model.forward).parameters}.isdisjoint(names) else None
 
 
 def feed(session: Any, call: Example) -> dict[str, Any]:

@@ -36,9 +36,9 @@ class RunFolder:
 
     def __init__(self, path: str | Path, *, say: Callable[[str], None] = warnings.warn) -> None:
         """Make the folder if need be and lock it; `say` is told what is wrong with it, in words."""
+        self._lock = self._events = -1
         self.path = Path(path)
         self.say = say
-        self._lock = self._events = -1
         try:
             with self._worded("open"):
                 self.path.mkdir(parents=True, exist_ok=True)

@@ -77,7 +77,8 @@ def placed(optimizer: torch.optim.Optimizer, parameter: Tensor, key: str, value:
         return value
     if value.shape == parameter.shape:
         return torch.empty_like(parameter).copy_(value)
-    group = next(group for group in optimizer.param_groups if any(each is parameter for each in group["params"]))
+    groups = (group for group in optimizer.param_groups if any(each is parameter for each in group["params"]))
+    group = next(groups, {})
     counts_outside = key == "step" and not (group.get("fused") or group.get("capturable"))
     return value if counts_outside else value.to(parameter.device)
 
