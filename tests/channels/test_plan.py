@@ -78,6 +78,13 @@ def test_an_unknown_group_suggests_the_nearest() -> None:
         Plan.keep(graph, {"stemm": [0]})
 
 
+def test_a_plan_does_not_follow_the_selection_it_was_made_from(graph: secateur.ChannelGraph) -> None:
+    kept = graph.all_kept()
+    plan = Plan(graph, kept)
+    kept[0] = False
+    assert bool(plan.kept.all())
+
+
 def test_a_selection_that_empties_a_layer_is_refused(graph: secateur.ChannelGraph) -> None:
     kept = graph.all_kept()
     kept[:10] = False

@@ -22,7 +22,7 @@ VERSION = 2
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Which channels stay. Build it with `keep`, `drop` or `from_json`.
+    """Which channels stay. Build it with `keep`, `drop` or `from_json`, or from a boolean per channel.
 
     >>> import secateur, torch
     >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 2, 1))
@@ -38,6 +38,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_graph(self.graph)
+        # A copy, since the caller's may be on a GPU, and may change.
+        object.__setattr__(self, "kept", self.kept.detach().cpu().clone())
         if self.kept.dtype != torch.bool or self.kept.shape != (self.graph.num_channels,):
             raise InvalidPlan(
                 f"a selection needs one boolean for each of the {self.graph.num_channels} channels, "

@@ -287,7 +287,8 @@ class Watch(EagerMode):
 
         def enter(module: nn.Module, args: Any) -> None:
             self._stack.append(module)
-            given = self.state(args[0]) if isinstance(module, nn.RNNBase) and tensors_in(args[:1]) else None
+            recurrent = isinstance(module, nn.RNNBase) and args and isinstance(args[0], Tensor)
+            given = self.state(args[0]) if recurrent else None
             if given is not None and isinstance(given.axes[-1], Tensor):
                 self._given[id(module)] = given.axes[-1]
             self.ran.add(self.modules.get(id(module), ""))
