@@ -165,10 +165,15 @@ def test_parameters_that_are_views_of_one_another_stay() -> None:
 
 
 def test_a_plan_for_another_network_is_refused(model: nn.Sequential, plan: Plan) -> None:
-    with pytest.raises(secateur.InvalidPlan, match=r"made for a network with '1.weight', which this one lacks"):
+    with pytest.raises(secateur.InvalidPlan, match=r"another network: it has '1.weight', which this one lacks"):
         secateur.shrink(nn.Sequential(nn.Conv2d(3, 8, 3)), plan)
-    with pytest.raises(secateur.InvalidPlan, match=r"made for a network with '1.weight', which this one lacks"):
+    with pytest.raises(secateur.InvalidPlan, match=r"another network: it has '1.weight', which this one lacks"):
         secateur.verify(nn.Sequential(nn.Conv2d(3, 8, 3)), plan, IMAGE)
+    deeper = nn.Sequential(*model, nn.Conv2d(4, 4, 1))
+    with pytest.raises(secateur.InvalidPlan, match=r"it lacks '\d+\.weight', which this one has: analyse it anew"):
+        secateur.shrink(deeper, plan)
+    with pytest.raises(secateur.InvalidPlan, match=r"which this one has: analyse it anew"):
+        secateur.Pruner(deeper, graph=plan.graph)
     small = secateur.shrink(model, plan)
     with pytest.raises(
         secateur.InvalidPlan, match=r"'0.weight' of shape \(8, 3, 3, 3\), found \(3, 3, 3, 3\): already"

@@ -12,6 +12,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils._pytree import tree_leaves
 
 from secateur.channels.cost import is_kept
+from secateur.channels.groups import ChannelGraph
 from secateur.channels.guard import check_module
 from secateur.channels.plan import Plan
 from secateur.channels.shapes import memory_format
@@ -45,16 +46,22 @@ def tensors_for(model: nn.Module, plan: Plan, since: Plan | None = None) -> dict
     if not isinstance(plan, Plan):
         kind = type(plan).__name__
         raise InvalidArgument(f"a plan is wanted, got {kind}: make it with secateur.Plan.keep(graph, ...) or Plan.drop")
+    return tensors_in(model, plan.graph, since)
+
+
+def tensors_in(model: nn.Module, graph: ChannelGraph, since: Plan | None = None) -> dict[str, Tensor]:
+    """The same; raises if the graph is of another network."""
     tensors = tensors_of(model)
-    for name, shape in plan.graph.shapes.items():
+    for name, shape in graph.shapes.items():
         if name not in tensors:
-            raise InvalidPlan(f"the plan was made for a network with {name!r}, which this one lacks")
-        if since is not None:
-            shape = since.shape(name)
-        if tuple(tensors[name].shape) != shape:
+            raise InvalidPlan(f"the graph is of another network: it has {name!r}, which this one lacks")
+        wanted, found = since.shape(name) if since is not None else shape, tuple(tensors[name].shape)
+        if found != wanted:
             raise InvalidPlan(
-                f"the plan was made for {name!r} of shape {shape}, found {tuple(tensors[name].shape)}: already cut?"
+                f"the graph is of another network: it has {name!r} of shape {wanted}, found {found}: already cut?"
             )
+    if new := next((name for name, _ in model.named_parameters() if name not in graph.shapes), None):
+        raise InvalidPlan(f"the graph is of another network: it lacks {new!r}, which this one has: analyse it anew")
     return tensors
 
 

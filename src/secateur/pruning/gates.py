@@ -21,9 +21,9 @@ from secateur.channels.groups import ChannelGraph, ChannelGroup, Member, check_g
 from secateur.channels.guard import check_module
 from secateur.channels.labels import Role
 from secateur.channels.plan import Plan
-from secateur.channels.shrink import shrink_, tensors_of
+from secateur.channels.shrink import shrink_, tensors_in, tensors_of
 from secateur.channels.sites import Site
-from secateur.errors import InvalidModel, InvalidPlan
+from secateur.errors import InvalidModel
 
 FilterScale = Literal["norm", "mean"]
 """phi of a filter without batch norm: its Frobenius norm, or the paper's Appendix B, the norm divided by its size."""
@@ -137,15 +137,12 @@ def insert_gates_(model: nn.Module, graph: ChannelGraph, *, filter_scale: Filter
     'BatchNorm2d'
     """
     check_module(model)
-    tensors = tensors_of(model)
-    for name, shape in check_graph(graph).shapes.items():
-        if name not in tensors or tuple(tensors[name].shape) != shape:
-            raise InvalidPlan(f"the graph is of another network: it has {name!r} of shape {shape}")
     for name, module in model.named_modules():
         if isinstance(module, Gated):
             raise InvalidModel(f"{name!r} has a gate already: merge_gates_(model) first")
         if any(hasattr(module, own) for own in Gated.__annotations__):
             raise InvalidModel(f"{name!r} has an attribute that starts with gate_, which gates need: rename it")
+    tensors_in(model, check_graph(graph))
     if not any(group.size > group.at_least and group.name not in graph.ungated for group in graph.groups):
         reasons = sorted({f.reason for f in graph.frozen} | set(graph.ungated.values()))
         listed = "; or ".join(reasons) or "is the only one of its layer"
