@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import secateur
 from secateur import Plan
@@ -273,3 +273,22 @@ def test_an_example_without_outputs_verifies_what_leads_there_if_anything() -> N
     assert secateur.verify(model, plan, IMAGE).chosen
     with pytest.raises(secateur.NotEquivalent, match="gives no outputs to compare"):
         secateur.verify(model, plan, torch.zeros_like(IMAGE))
+
+
+@pytest.mark.parametrize("width", [2, 6])
+def test_einsum_does_without_a_product_where_one_channel_is_left(width: int) -> None:
+    class Likeness(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.queries, self.keys = nn.Conv2d(3, width, 1), nn.Conv2d(3, width, 1)
+            self.values, self.last = nn.Conv1d(64, 6, 1), nn.Conv1d(6, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            likeness = torch.einsum("ncx,ncy->nxy", self.queries(x).flatten(2), self.keys(x).flatten(2))
+            return self.last(torch.einsum("ncx,nxy->ncy", self.values(likeness.tanh()), likeness))
+
+    model = Likeness()
+    graph = secateur.analyze(model, torch.randn(2, 3, 8, 8))
+    assert {group.name: group.size for group in graph.groups}["queries"] == width
+    plan = Plan.keep(graph, {"queries": [1]})
+    assert secateur.verify(model, plan, torch.randn(2, 3, 8, 8)).difference < 1e-12

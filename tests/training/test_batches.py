@@ -196,6 +196,7 @@ def test_workers_that_live_on_are_made_anew() -> None:
     torch.manual_seed(0)
     assert seen(fresh) == expected
     assert len(expected) == 16
+    assert len(seen(draw(fresh, 0.25, None, generator()))) == 5, "of examples, not of batches"
 
 
 class Numbers(IterableDataset):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ MEANS = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0, "expone
 class Product:
     """A convolution or matrix product; removed channels give zeros there, so that masked and shrunk have equal sums."""
 
+    operator: str
     sums: Tensor
     """Sum and norm of the elements."""
 
@@ -66,6 +67,10 @@ class Outcome:
         """Of the steps at these places."""
         return [self.steps[place].sums for place in places]
 
+    def without(self, operators: Set[str]) -> Outcome:
+        """The same, with nothing noted of these products."""
+        return replace(self, steps=[s for s in self.steps if isinstance(s, Choice) or s.operator not in operators])
+
 
 class Record(EagerMode):
     """Notes products and choices, and gives expected values for random numbers: dropout lets everything pass."""
@@ -87,7 +92,7 @@ class Record(EagerMode):
             picked = tuple(t for t in tensors_within((args, out)) if not t.is_floating_point())
             self.steps.append(Choice(_sums(args[0]), args[0].shape, picked))
         elif name in PRODUCTS:
-            self.steps.append(Product(_sums(out)))
+            self.steps.append(Product(name, _sums(out)))
         return out
 
     def _take_chance_out(self, name: str, out: Any, args: tuple[Any, ...]) -> None:

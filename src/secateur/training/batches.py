@@ -157,8 +157,8 @@ def reseed(source: Any, seed: int) -> Any:
         return source
     sampling: dict[str, Any] = {"batch_size": source.batch_size, "drop_last": source.drop_last}
     if not streams(source):
-        own = source.batch_sampler is not None
-        sampling = {"batch_sampler": source.batch_sampler} if own else {"batch_size": None, "sampler": source.sampler}
+        own = source.batch_size is None and source.batch_sampler is not None
+        sampling = {"batch_sampler": source.batch_sampler} if own else {**sampling, "sampler": source.sampler}
     return rebuild(source, source.dataset, generator=source.generator, **sampling)
 
 
