@@ -317,6 +317,20 @@ def test_decisions_by_width(way: str, stay: set[str]) -> None:
     assert set(sizes(graph)) == {"stem", "left", "right", "conv", "wide"} - stay
 
 
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda y, wide: F.leaky_relu(y, 0.1 if wide else 0.3),
+        lambda y, wide: F.gelu(y, approximate="none" if wide else "tanh"),
+        lambda y, wide: y.roll(1 if wide else 2, 3),
+        lambda y, wide: F.pad(y, (1, 0) if wide else (0, 1)),
+    ],
+)
+def test_numbers_that_depend_on_a_width(act: Any) -> None:
+    model = randomize_(Sandwich(lambda m, x: act(x, x.shape[1] >= 14), inner=32, width=32))
+    assert "depends on the number of channels" in str(secateur.analyze(model, IMAGE).frozen)
+
+
 def swapped(m: Any, x: Tensor) -> Tensor:
     """The attributes are as large as the parts, but nobody asks them."""
     half = x.shape[1] // 2

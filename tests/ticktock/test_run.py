@@ -14,7 +14,7 @@ from small import CLASSES, batches, on_a, prepared, quick
 from torch import Tensor, nn
 
 import secateur
-from secateur import Diverged, Event, FineTune, Finished, InvalidSetting, Task, Tick, TickTock, Tock
+from secateur import Diverged, Event, FineTune, Finished, InvalidModel, InvalidSetting, Task, Tick, TickTock, Tock
 from secateur.ticktock.run import Run
 
 
@@ -379,7 +379,7 @@ def test_rates_do_not_go_below_zero_if_there_are_more_batches_than_told() -> Non
         assert run._rate(shape, 1, 2, (0.0, 0.1))(3 * run.num_batches) == pytest.approx(0.0)
 
 
-def test_extra_state_that_is_no_tensor() -> None:
+def test_extra_state_that_is_no_tensor(tmp_path: Path) -> None:
     net, graph, task = prepared()
 
     class Extra(type(net)):
@@ -390,7 +390,13 @@ def test_extra_state_that_is_no_tensor() -> None:
             assert state == {"version": 2}
 
     net.__class__ = Extra
-    assert isinstance(quick()(net, graph, task).model, Extra)
+    result = quick()(net, graph, task)
+    assert isinstance(result.model, Extra)
+    with pytest.raises(InvalidModel, match=r"the model \(Extra\) has extra state, which files of tensors cannot hold"):
+        secateur.save(result, tmp_path / "result")
+    with pytest.raises(InvalidModel, match="prune without a folder and torch.save the result's model yourself"):
+        quick()(net, graph, task, folder=tmp_path / "run")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("wrong", ["value", "size"])

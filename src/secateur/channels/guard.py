@@ -27,6 +27,17 @@ def check_module(model: Any) -> None:
         raise InvalidArgument(f"a model is an nn.Module, got {type(model).__name__}: pass the network itself")
 
 
+def check_extra_state(model: nn.Module) -> None:
+    """Raise for a model of which files of tensors do not tell everything."""
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state and module.get_extra_state() is not None:
+            where = f"module {name!r}" if name else "the model"
+            raise InvalidModel(
+                f"{where} ({type(module).__name__}) has extra state, which files of tensors cannot hold: keep it in "
+                "buffers instead, or prune without a folder and torch.save the result's model yourself"
+            )
+
+
 def check_model(model: Any, example: Example) -> None:
     """Raise if this model cannot be analysed, naming what and the remedy."""
     check_module(model)

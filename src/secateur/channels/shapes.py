@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm")
 """The operators that multiply and add."""
-ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "pow", "clamp", "clamp_min", "clamp_max", "fill", "full")
-"""Operators whose numbers may be computed from a width."""
+SIZED = ("view", "shape", "expand", "slice", "split", "narrow", "select", "strided", "repeat", "empty", "zeros", "ones")
+"""In the names of operators whose whole numbers are sizes and places, which are others at other widths."""
 
 
 class EagerMode(TorchDispatchMode):
@@ -61,12 +61,12 @@ def channels_last(tensor: Tensor) -> Tensor:
     return tensor if wanted is None else tensor.contiguous(memory_format=wanted)
 
 
-def _numbers(operator: str, args: tuple[Any, ...]) -> list[Any]:
+def _numbers(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Those that count no channels: what a convolution or a pooling looks at and how it steps, factors and so on."""
     if operator == "convolution":
         return [args[1].shape[2:], *args[3:6]]
-    counts = "pool" in operator or operator.rstrip("_") in ARITHMETIC
-    return [arg for arg in args if not isinstance(arg, Tensor)] if counts else []
+    kinds = float if any(word in operator for word in SIZED) else (int, float, str)
+    return [value for value in tree_leaves((args, kwargs)) if isinstance(value, kinds)]
 
 
 class ShapesOnly(EagerMode):
@@ -80,13 +80,14 @@ class ShapesOnly(EagerMode):
         """Where the tensors lie that they were given."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         name = func._schema.name
         given = (value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor))
         self.addresses |= {tensor.data_ptr() for tensor in given if tensor.layout is torch.strided and tensor.numel()}
         operator = name.partition("::")[2]
-        self.names.append(f"{name}{_numbers(operator, args)}")
+        self.names.append(f"{name}{_numbers(operator, args, kwargs)}")
         result = shape_only(operator, args)
-        return func(*args, **(kwargs or {})) if result is None else result
+        return func(*args, **kwargs) if result is None else result
 
 
 def has_mask(indices: list[Tensor | None]) -> bool:

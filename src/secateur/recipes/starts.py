@@ -15,6 +15,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from secateur.channels.analyze import analyze
+from secateur.channels.guard import check_extra_state
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.errors import DamagedRun, InvalidPlan, InvalidSetting, UnknownName
@@ -135,6 +136,7 @@ def _fill_(model: nn.Module, path: Path) -> None:
 
 def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
     """Write down the network that the run starts from, and how it was cut before and what it was then, if so."""
+    check_extra_state(job.model)
     start = find_start(order.weights) if order.weights is not None else None
     if start is not None and start.plan is not None:
         if settings.keep_macs != 1:

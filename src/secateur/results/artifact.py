@@ -9,6 +9,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from secateur.channels.cuts import Cuts
+from secateur.channels.guard import check_extra_state
 from secateur.channels.shrink import tensors_of
 from secateur.models.lookup import is_known
 from secateur.plain import to_json
@@ -24,6 +25,7 @@ def save(result: Result, path: str | Path, **about: Any) -> Path:
     data for the summary: where the network came from, say.
     """
     folder = Path(path)
+    check_extra_state(result.model)
     history = "".join(to_json(event.to_dict()) + "\n" for event in result.history)
     # Copies, since what shares memory cannot be saved; each tensor is under one name.
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors_of(result.model).items()}

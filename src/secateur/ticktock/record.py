@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from secateur.channels.guard import check_extra_state
 from secateur.channels.shrink import tensors_of
 from secateur.errors import DamagedRun, InvalidSetting
 from secateur.pruning.scores import check_state
@@ -56,6 +57,7 @@ class Record:
 
     def __init__(self, run: Run, path: str | Path, about: dict[str, Any], say: Callable[[str], None]) -> None:
         check_state(run.pruner.score)
+        check_extra_state(run.model)
         self.run = run
         self.path = Path(path)
         self.folder: RunFolder | None = None
