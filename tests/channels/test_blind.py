@@ -384,6 +384,8 @@ def test_what_works_in_company_is_tried_alone_when_the_company_stays() -> None:
     model = Paired()
     graph = secateur.analyze(model, IMAGES, probe=False)
     with pytest.raises(
-        secateur.NotEquivalent, match=r"shrunk does not run on this example: AssertionError.* at test_blind"
+        secateur.NotEquivalent, match=r"shrunk network does not run on this example: AssertionError.* at test_blind"
     ):
         secateur.verify(model, secateur.Plan.keep(graph, {"a": range(3)}), IMAGES)
+    with pytest.raises(secateur.InvalidExample, match=r"the model does not run on this example: RuntimeError"):
+        secateur.verify(model, secateur.Plan.keep(graph, {"a": range(4)}), IMAGES[:, :2])

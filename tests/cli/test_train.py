@@ -223,6 +223,8 @@ def test_as_much_is_left_as_the_recipe_says_unless_the_user_does(
 def test_another_budget_than_the_recipes(secateur: Call, ordered: list) -> None:
     assert secateur("prune", "resnet56-cifar10", "--keep-params", 0.3)[0] == 0
     assert (ordered[0][1].keep_macs, ordered[0][1].keep_params) == (None, 0.3)
+    status, _, err = secateur("prune", "resnet56-cifar10", "--keep-params", 0.3, "--keep-macs", 0.4)
+    assert (status, "got keep_macs and keep_params" in err) == (2, True), "though 0.4 is the recipe's too"
 
 
 OWN = "tiny_job:with_settings"

@@ -132,7 +132,7 @@ CASES = {
     ),
     "wider": (
         lambda path: torch.save(resnet20(width=2).state_dict(), path),
-        "conv1.weight in .* is 32x3x3x3, and CifarResNet wants 16x3x3x3",
+        "conv1.weight in .* is 32x3x3x3, and CifarResNet wants 16x3x3x3: give weights of the same widths",
     ),
     "deeper": (
         lambda path: torch.save(CifarResNet(26).state_dict(), path),

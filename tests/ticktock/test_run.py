@@ -394,7 +394,7 @@ def test_extra_state_that_is_no_tensor(tmp_path: Path) -> None:
     assert isinstance(result.model, Extra)
     with pytest.raises(InvalidModel, match=r"the model \(Extra\) has extra state, which files of tensors cannot hold"):
         secateur.save(result, tmp_path / "result")
-    with pytest.raises(InvalidModel, match="prune without a folder and torch.save the result's model yourself"):
+    with pytest.raises(InvalidModel, match=r"prune without a folder and torch\.save the result's model yourself"):
         quick()(net, graph, task, folder=tmp_path / "run")
     assert not any(tmp_path.iterdir())
 

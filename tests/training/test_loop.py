@@ -174,3 +174,18 @@ def test_seeds() -> None:
 )
 def test_who_trains_slowly_on_a_gpu_is_told(device: str, engine: Engine, advised: bool) -> None:
     assert ("--channels-last" in (engine.advice(device) or "")) == advised
+
+
+@pytest.mark.parametrize("tune", [True, False])
+def test_what_is_chosen_of_cudnn_while_training(tune: bool) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def look(model: nn.Module, batch: Any) -> torch.Tensor:
+        seen.append((torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic))
+        return squared(model, batch)
+
+    net = nn.Linear(3, 1)
+    work = Work("test", look, torch.optim.SGD(net.parameters()), rate=lambda step: 0.1)
+    Trainer(net, Engine(tune=tune)).epoch(data(), work)
+    assert set(seen) == {(tune, not tune)}
+    assert not torch.backends.cudnn.deterministic

@@ -174,6 +174,12 @@ def test_images_of_another_type_than_the_model(kind: torch.dtype) -> None:
         segmentation([], num_classes=3).loss(nn.Conv2d(3, 3, 1), batch)
 
 
+def test_a_model_of_another_type_than_the_images() -> None:
+    batch = (torch.ones(2, 3, 4, 4), torch.zeros(2, 4, 4))
+    with pytest.raises(InvalidTask, match=r"the model of torch\.bfloat16: prune it in single precision, model\.float"):
+        segmentation([], num_classes=3).loss(nn.Conv2d(3, 3, 1).bfloat16(), batch)
+
+
 def test_batches_and_outputs_of_another_kind() -> None:
     with pytest.raises(
         InvalidTask, match=r"a batch must be images and labels, got Tensor; for other batches write Task"
@@ -250,6 +256,9 @@ def test_what_is_no_data_and_what_is_no_function() -> None:
         Task(function, batches)
     with pytest.raises(InvalidTask, match="loss is a function of the model and a batch, got NoneType"):
         Task(batches, None)  # pyright: ignore
+    for criterion in (nn.CrossEntropyLoss(), nn.functional.cross_entropy):
+        with pytest.raises(InvalidTask, match=r"one of scores and labels: write lambda model, batch: criterion\(model"):
+            Task(batches, criterion)
     with pytest.raises(InvalidTask, match="evaluate is a function of the model, got list"):
         Task(batches, function, batches)
 

@@ -167,7 +167,8 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[
             # Anything may come out of a user's forward pass.
             if not watch.shapes_only:
                 text = f"the model raised in its forward pass on input {example}: {explain(error)}"
-                raise InvalidExample(text) from error
+                remedy = "pass an example of the shape, type and device that it takes"
+                raise InvalidExample(f"{text}; {remedy}") from error
         else:
             if not watch.values_matter:
                 break

@@ -19,7 +19,7 @@ from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
 from secateur.channels.rehearsal import Choice, Outcome, Product, run
 from secateur.channels.shrink import copy_model, shrink_, tensors_for
-from secateur.errors import NotEquivalent, SecateurError
+from secateur.errors import InvalidExample, NotEquivalent, SecateurError
 from secateur.words import counted
 
 LARGE, COSTLY = 150_000_000, 20_000_000_000
@@ -85,7 +85,7 @@ def verify(model: nn.Module, plan: Plan, example: Any) -> Verification:
     """
     call = Example.of(example)
     calls: Calls = {"eval": [call], "train": [call.repeated(), call]}
-    with _in_words("masked or shrunk does not run on this example"):
+    with _in_words("the shrunk network does not run on this example"):
         result = compare(model, plan, calls)
     if not result.outputs:
         raise NotEquivalent("this example gives no outputs to compare, or only zeros: pass one that does")
@@ -156,12 +156,12 @@ def compare(
             try:
                 masked[mode] = cast, run(work, cast, mode, precision=precision)
                 break
-            except Exception:
+            except Exception as error:
                 # Nothing has been cut yet: the model cannot run in double precision, or cannot train on this example.
                 if mode == "eval":
                     if precision == torch.float64:
                         return compare(model, plan, calls, precision=torch.float32, prepare=prepare, nudges=nudges)
-                    raise
+                    raise InvalidExample(f"the model does not run on this example: {explain(error)}") from error
     single = None
     if precision == torch.float64 and masked.keys() != calls.keys():
         rest = {mode: examples for mode, examples in calls.items() if mode not in masked}

@@ -23,7 +23,7 @@ class Analyze:
     package.module:callable, which returns a network or a secateur.Job."""
 
     input: str | None = None
-    """Shape of the input, as 1x3x224x224; without it, the size that the network names as its own."""
+    """Shape of the input, as 1x3x224x224; without it, the size that the network names as its own, or 1x3x224x224."""
 
     json: bool = False
     """Print the graph as JSON."""

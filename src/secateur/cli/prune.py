@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from secateur.cli.runs import Hardware, Output, Source, start
-from secateur.recipes.paper import find_recipe, is_recipe
 from secateur.recipes.recipe import Recipe, scaled, stretched
 from secateur.ticktock.schedule import BUDGETS, TickTock
 
@@ -22,16 +21,23 @@ class Settings(TickTock):
     @classmethod
     def of(cls, settings: TickTock) -> Settings:
         """The same as flags."""
-        return cls(**{f.name: getattr(settings, f.name) for f in fields(TickTock)})
+        values = {f.name: getattr(settings, f.name) for f in fields(TickTock)}
+        for name in BUDGETS:
+            values[name] = Untyped(values[name]) if values[name] is not None else None
+        return cls(**values)
 
-    def checked(self, otherwise: TickTock | None, scale: float) -> TickTock:
-        """The settings; `otherwise` are the recipe's, whose budget another one of the user's replaces."""
+    def checked(self, scale: float) -> TickTock:
+        """The settings, in which a budget that was typed replaces the recipe's."""
         values = {f.name: getattr(self, f.name) for f in fields(TickTock)}
-        budgets = [name for name in BUDGETS if values[name] is not None]
-        for name in budgets if len(budgets) > 1 else ():
-            if values[name] == getattr(otherwise, name, None):
-                values[name] = None
+        typed = any(values[name] is not None and not isinstance(values[name], Untyped) for name in BUDGETS)
+        for name in BUDGETS:
+            if isinstance(values[name], Untyped):
+                values[name] = None if typed else float(values[name])
         return scaled(TickTock(**values), scale)
+
+
+class Untyped(float):
+    """A default, to be told from the same number in the user's command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +88,9 @@ class Prune:
         return self.output.debug
 
     def run(self) -> str:
-        from secateur.recipes.jobs import own_settings
-
         again = stretched(self.again, self.epochs_scale)
         order = self.source.order(self.recipe, self.weights, epochs_scale=self.epochs_scale, again=again)
-        otherwise = find_recipe(self.recipe).pruning if is_recipe(self.recipe) else own_settings(self.recipe)
-        settings, engine = self.settings.checked(otherwise, self.epochs_scale), self.engine.checked()
+        settings, engine = self.settings.checked(self.epochs_scale), self.engine.checked()
         self.output.must_be_new()
         return start(order, settings, engine, self.engine.device, self.output)
 

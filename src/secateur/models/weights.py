@@ -40,8 +40,10 @@ def load_weights_(model: nn.Module, path: str | Path) -> None:
             raise InvalidModel(f"{path} has no {name}: is it of another network than {type(model).__name__}?")
         if state[name].shape != tensor.shape:
             found, wanted = ("x".join(map(str, t.shape)) or "a number" for t in (state[name], tensor))
-            hint = f": it is of a pruned network, name its folder {path.parent}" if is_of_result(path) else ""
-            raise InvalidModel(f"{name} in {path} is {found}, and {type(model).__name__} wants {wanted}{hint}")
+            remedy = "give weights of the same widths, trained for the same classes"
+            if is_of_result(path):
+                remedy = f"it is of a pruned network, name its folder {path.parent}"
+            raise InvalidModel(f"{name} in {path} is {found}, and {type(model).__name__} wants {wanted}: {remedy}")
     if unknown := sorted(set(state) - set(own)):
         raise InvalidModel(f"{path} has {unknown[0]}, which {type(model).__name__} does not")
     model.load_state_dict(state)
@@ -49,7 +51,7 @@ def load_weights_(model: nn.Module, path: str | Path) -> None:
 
 def is_of_result(path: Path) -> bool:
     """Whether the file is part of a result, of which the plan says what was cut."""
-    return (path.parent / "plan.json").is_file()
+    return path.name == "model.safetensors" and (path.parent / "plan.json").is_file()
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

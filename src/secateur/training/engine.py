@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -32,7 +34,7 @@ class Engine:
 
     tune: bool = True
     """cuDNN tries its algorithms and takes the fastest, which costs a few seconds for each new shape, and makes results
-    differ in rounding from one process to the next; --no-tune: it does not."""
+    differ in rounding from one process to the next; --no-tune: it takes one that rounds alike each time."""
 
     compile: bool = False
     """Compile the model with torch.compile for Tocks and fine-tuning; takes a minute, worth it for long runs."""
@@ -55,6 +57,19 @@ class Engine:
         if device == "cuda" and self.precision != "fp32" and not self.channels_last:
             return f"note: on a GPU convolutional networks train in {self.precision} much faster with --channels-last"
         return None
+
+    @contextmanager
+    def algorithms(self) -> Iterator[None]:
+        """cuDNN with the choice that `tune` leaves it."""
+        import torch
+
+        cudnn: Any = torch.backends.cudnn
+        before = cudnn.benchmark, cudnn.deterministic
+        cudnn.benchmark, cudnn.deterministic = self.tune, cudnn.deterministic or not self.tune
+        try:
+            yield
+        finally:
+            cudnn.benchmark, cudnn.deterministic = before
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

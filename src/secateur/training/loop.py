@@ -104,14 +104,10 @@ class Trainer:
         self._total.fill_(position.total)
         self._count.fill_(position.step)
         self._broken.fill_(NEVER)
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = self.engine.tune
-        try:
-            # Streams and captures are those of the present device, which need not be the model's.
-            with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
-                return self._go(batches, work, position, after_step)
-        finally:
-            torch.backends.cudnn.benchmark = before
+        # Streams and captures are those of the present device, which need not be the model's.
+        device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        with self.engine.algorithms(), device:
+            return self._go(batches, work, position, after_step)
 
     def _go(
         self, batches: Iterable[Any], work: Work, position: Position, after_step: Callable[[int], None] | None

@@ -41,6 +41,12 @@ class Task:
             value = getattr(self, name)
             if not callable(value) and (value is not None or name == "loss"):
                 raise InvalidTask(f"{name} is a function of {of}, got {type(value).__name__}")
+        if str(getattr(self.loss, "__module__", None)).startswith("torch.nn."):
+            name = getattr(self.loss, "__name__", type(self.loss).__name__)
+            raise InvalidTask(
+                f"loss is a function of the model and a batch, and {name} one of scores and labels: write "
+                "lambda model, batch: criterion(model(batch[0]), batch[1])"
+            )
 
     def metrics(self, model: nn.Module) -> dict[str, float]:
         """The numbers of `evaluate`; none without it."""
@@ -222,9 +228,12 @@ def output_of(model: nn.Module, images: Any) -> Tensor:
     except RuntimeError as error:
         wanted = next((p.dtype for p in model.parameters()), None)
         if isinstance(images, Tensor) and images.dtype != wanted and "type" in str(error):
+            remedy = "convert them in the data, as with images.float()"
+            if images.dtype == torch.float32:
+                remedy = "prune it in single precision, model.float()"
             raise InvalidTask(
-                f"the images are of {images.dtype} and the model of {wanted}: convert them in the data, as with "
-                "images.float(); half precision is a setting of the Engine"
+                f"the images are of {images.dtype} and the model of {wanted}: {remedy}; half precision is a setting "
+                "of the Engine"
             ) from error
         raise
     if isinstance(output, Mapping) and isinstance(output.get("out"), Tensor):
