@@ -278,10 +278,10 @@ def test_the_table_and_the_data_tell_the_same() -> None:
     ("model", "message"),
     [
         (nn.ReLU(), "has no parameters"),
-        (nn.DataParallel(small_network()), "DataParallel wrapper: pass model.module instead"),
+        (nn.DataParallel(small_network()), "wrapped in DataParallel: pass model.module instead"),
         (
             nn.Sequential(nn.DataParallel(small_network())),
-            "'0' is a DataParallel wrapper: put its .module in its place",
+            "'0' is wrapped in DataParallel: put its .module in its place",
         ),
         (nn.Sequential(nn.LazyConv2d(4, 3)), "has no shape yet"),
     ],

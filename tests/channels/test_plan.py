@@ -34,6 +34,11 @@ def test_keep_names_what_stays(graph: secateur.ChannelGraph) -> None:
     ]
 
 
+def test_a_number_is_no_list_of_channels(graph: secateur.ChannelGraph) -> None:
+    with pytest.raises(secateur.InvalidPlan, match="to keep of group '0' are a list of numbers, got 4"):
+        Plan.keep(graph, {"0": 4})  # pyright: ignore
+
+
 @pytest.mark.parametrize(("fraction", "left"), [(0.0, (10, 2)), (0.04, (9, 1)), (0.3, (7, 1)), (0.99, (1, 1))])
 def test_drop_rounds_to_the_nearest_and_leaves_one(
     graph: secateur.ChannelGraph, fraction: float, left: tuple[int, int]

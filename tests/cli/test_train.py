@@ -316,7 +316,9 @@ def test_pruning_a_pruned_network_is_refused_in_one_line(chain: Path, secateur: 
     given = ["--weights", chain / "pruned", "--data", cifar, "--out", tmp_path / "run", "--quiet", "--device", "cpu"]
     status, out, err = secateur("prune", PLAIN, *given)
     assert (status, out) == (2, "")
-    assert err == f"secateur: {chain / 'pruned'} is pruned already: prune the whole network further, or finetune\n"
+    assert (
+        err == f"secateur: {chain / 'pruned'} is pruned already: take its run further (secateur further), or finetune\n"
+    )
 
 
 def test_a_rehearsal_trains_for_less_first(secateur: Call, cifar: Path, tmp_path: Path) -> None:

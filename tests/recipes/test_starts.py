@@ -161,7 +161,9 @@ def test_ones_own_job_has_its_own_weights_and_is_not_trained_first(tmp_path: Pat
 def test_a_pruned_network_is_not_pruned_further(chain: Chain, tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting) as caught:
         do(chain.after("pruned"), PRUNING, tmp_path / "run")
-    assert str(caught.value) == (f"{chain['pruned']} is pruned already: prune the whole network further, or finetune")
+    assert str(caught.value) == (
+        f"{chain['pruned']} is pruned already: take its run further (secateur further), or finetune"
+    )
 
 
 def test_a_refused_run_leaves_nothing_that_the_next_one_would_take(chain: Chain, tmp_path: Path) -> None:

@@ -46,9 +46,9 @@ def check_model(model: Any, example: Example) -> None:
         where = f"module {name!r}" if name else "the model"
         if kind in WRAPPERS:
             remedy = f"put its .{WRAPPERS[kind]} in its place" if name else f"pass model.{WRAPPERS[kind]} instead"
-            raise InvalidModel(f"{where} is a {kind} wrapper: {remedy}")
+            raise InvalidModel(f"{where} is wrapped in {kind}: {remedy}")
         if kind == "FullyShardedDataParallel":
-            raise InvalidModel(f"{where} is a {kind} wrapper: analyse the model before wrapping it")
+            raise InvalidModel(f"{where} is wrapped in {kind}: analyse the model before wrapping it")
         if isinstance(module, torch.jit.ScriptModule):
             raise InvalidModel(
                 f"{where} is TorchScript, whose tensors cannot be cut: pass the Python model it was made from"

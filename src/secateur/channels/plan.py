@@ -175,7 +175,10 @@ class Plan:
 
 
 def _checked(group: ChannelGroup, indices: Any) -> list[int]:
-    chosen = indices.tolist() if hasattr(indices, "tolist") else list(indices)  # of torch or numpy
+    chosen = indices.tolist() if hasattr(indices, "tolist") else indices  # of torch or numpy
+    if not isinstance(chosen, Iterable):
+        raise InvalidPlan(f"the channels to keep of group {group.name!r} are a list of numbers, got {chosen!r}")
+    chosen = list(chosen)
     for index in chosen:
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < group.size:
             raise InvalidPlan(f"group {group.name!r} has channels 0 to {group.size - 1}, but the plan keeps {index!r}")

@@ -49,7 +49,7 @@ class Prune:
     examples:
       secateur prune digits --keep-macs 0.4 --out runs/digits
       secateur prune resnet56-cifar10 --data cifar --weights runs/baseline --keep-macs 0.3 --precision bf16
-      secateur prune torchvision:resnet18@class_folders --data photos --weights resnet18.pth --keep-macs 0.5
+      secateur prune torchvision:resnet18@class_folders --data photos --weights photos.pth --keep-macs 0.5
       secateur prune my_project.task:build --keep-macs 0.4 --tick-removes 0.002
       torchrun --nproc-per-node 4 -m secateur prune my_project.task:build --keep-macs 0.4
     """

@@ -156,7 +156,8 @@ def find_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
         reason = (str(error).splitlines() or [""])[0]
-        raise InvalidSetting(f"there is no device {name!r} here ({reason}): use cpu, cuda or cuda:1") from error
+        here = ", ".join(["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))])
+        raise InvalidSetting(f"there is no device {name!r} here ({reason}), only {here}") from error
     return device
 
 

@@ -107,7 +107,7 @@ class Scratch(FromTheStart):
 @dataclass(frozen=True, kw_only=True)
 class Shrunk(FromTheStart):
     """Train the network with all layers made narrower by the same factor, which is found so that a share of the MACs is
-    left: what would do instead of pruning? For twice the epochs of the baseline, as the paper does.
+    left: what would do instead of pruning? The paper trains it for twice the epochs of the baseline.
 
     examples:
       secateur shrunk vgg16m-cifar100 --keep-macs 0.25 --data cifar --out runs/shrunk

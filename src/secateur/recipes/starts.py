@@ -140,7 +140,9 @@ def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
     start = find_start(order.weights) if order.weights is not None else None
     if start is not None and start.plan is not None:
         if settings.keep_macs != 1:
-            raise InvalidSetting(f"{order.weights} is pruned already: prune the whole network further, or finetune")
+            raise InvalidSetting(
+                f"{order.weights} is pruned already: take its run further (secateur further), or finetune"
+            )
         if start.original is not None:
             load_weights_(job.model, start.original)
             write(out / TEACHER, lambda target: save_model(job.model, str(target)))

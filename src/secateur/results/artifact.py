@@ -65,7 +65,8 @@ def card(result: Result, about: dict[str, Any]) -> str:
 | MACs | {result.before.macs:,} | {result.after.macs:,} | {result.after.macs / result.before.macs:.1%} |
 | parameters | {result.before.params:,} | {result.after.params:,} | {result.after.params / result.before.params:.1%} |
 {metrics}{latency}
-MACs are multiply-adds of convolutions and linear layers for an input of {result.plan.graph.input}.
+MACs are multiply-adds of convolutions, linear layers and other matrix products, for an input of
+{result.plan.graph.input}.
 
 To load it, with `folder` for where this card is:
 

@@ -16,7 +16,7 @@ FORMAT = {"format": "secateur-summary", "version": 1}
 
 
 def summarize(result: Result, about: dict[str, Any]) -> dict[str, Any]:
-    """Plain data, ready for JSON. MACs are multiply-adds of convolutions and linear layers for the input."""
+    """Plain data, ready for JSON."""
     before, after = result.before, result.after
     device = next(result.model.parameters()).device
     return {
