@@ -43,6 +43,10 @@ SPACE: dict[str, Body] = {
     "tokens": lambda m, x: x.flatten(2).transpose(1, 2).transpose(1, 2).unflatten(2, x.shape[2:]),
     "channels last": lambda m, x: x.to(memory_format=torch.channels_last),
     "folded into the batch": lambda m, x: F.conv2d(x.flatten(0, 1).unsqueeze(1), m.blur).view(*x.shape[:2], 4, 4),
+    "places read by an index": lambda m, x: x.gather(2, torch.tensor([0, 3, 1])[:, None].expand(*x.shape[:2], 3, 6)),
+    "places of one's own": lambda m, x: x.gather(3, x.argsort(3)),
+    "frequencies": lambda m, x: torch.fft.irfft2(torch.fft.rfft2(x) * 2j, s=x.shape[2:]).square(),
+    "every frequency": lambda m, x: torch.fft.fft2(x).imag,
     "a patch for every place": lambda m, x: F.unfold(x, 3).view(x.shape[0], x.shape[1], 9, 4, 4).mean(2),
 }
 
@@ -116,6 +120,14 @@ DOUBLED: dict[str, tuple[Body, list[list[int]]]] = {
     "repeat": (lambda m, x: x.repeat(1, 2, 1, 1), rows(range(8), range(8, 16))),
     "repeat_interleave": (lambda m, x: x.repeat_interleave(2, 1), rows(range(0, 16, 2), range(1, 16, 2))),
     "expand": (lambda m, x: x.unsqueeze(1).expand(-1, 2, -1, -1, -1).flatten(1, 2), rows(range(8), range(8, 16))),
+    "complex numbers as pairs": (
+        lambda m, x: torch.view_as_real(torch.complex(x, x.tanh())).movedim(4, 2).flatten(1, 2),
+        rows(range(0, 16, 2), range(1, 16, 2)),
+    ),
+    "and back": (
+        lambda m, x: torch.cat([torch.view_as_complex(torch.stack([x, x.sin()], -1)).abs(), x], 1),
+        rows(range(8), range(8, 16)),
+    ),
     "both signs": (lambda m, x: torch.cat([x, -x.flip(1)], 1).relu(), rows(range(8), range(15, 7, -1))),
 }
 

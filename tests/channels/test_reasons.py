@@ -93,6 +93,12 @@ SEEING_ALL: dict[str, tuple[Body, str]] = {
     "every channel picked": (lambda m, x: x[:, torch.arange(8)], "is picked by its number"),
     "one channel picked": (lambda m, x: x * x[:, 2].unsqueeze(1), "is picked by its number"),
     "gathered": (lambda m, x: x.index_select(1, torch.tensor([0, 7, 2, 3, 4, 5, 6, 1])), "is picked by its number"),
+    "read by an index": (lambda m, x: x.gather(1, x.argsort(1)), "passes sort, which sees all channels"),
+    "some read by an index": (
+        lambda m, x: F.pad(x.gather(2, torch.zeros(2, 4, 6, 6, dtype=torch.long)), (0, 0, 0, 0, 0, 4)),
+        "is read element by element",
+    ),
+    "transformed": (lambda m, x: torch.fft.fft(x, dim=1).abs(), "passes a Fourier transform across its own axis"),
     "unbound": (lambda m, x: torch.stack([c * 2 for c in x.unbind(1)], 1), "is picked by its number"),
     "first channel alone": (lambda m, x: x * x[:, :1], "is the only channel of a tensor"),
     "rolled": (lambda m, x: x.roll(1, 1), "is rolled along its own axis"),
@@ -108,7 +114,10 @@ SEEING_ALL: dict[str, tuple[Body, str]] = {
     ),
     "read by Python": (lambda m, x: x if x.mean((0, 2, 3))[0] > 0 else -x, "is picked by its number"),
     "read as a number": (lambda m, x: x if torch.equal(x, x) else -x, "is read by Python code"),
-    "unknown": (lambda m, x: torch.fft.fft2(x).real, "operator aten._fft_c2c.default is unknown"),
+    "unknown": (
+        lambda m, x: x * torch.cdist(x.flatten(2), x.flatten(2)).sum(),
+        "operator aten._cdist_forward.default is unknown",
+    ),
     "mirrored matrix": (
         lambda m, x: (x.flatten(2) @ x.flatten(2).mT).flatten(1) @ m.square,
         "is merged with another axis of channels",

@@ -185,6 +185,17 @@ def spatial(call: Call) -> None:
     call.put_all(axes)
 
 
+@rule("_fft_r2c", "_fft_c2r", "_fft_c2c")
+def fourier(call: Call) -> None:
+    """A linear map along some axes; along the others every channel alone, zero stays zero."""
+    tensor = call["self"]
+    axes = call.axes(tensor)
+    for dim in call["dim"]:
+        at = positive(dim, tensor.dim())
+        axes[at] = call.lose(axes[at], "passes a Fourier transform across its own axis")
+    call.put(call.out, axes)
+
+
 @rule("max_unpool2d", "max_unpool3d")
 def unpool(call: Call) -> None:
     """Values go back to where pooling found the largest: every channel with its own indices, zero stays zero."""

@@ -141,6 +141,17 @@ def expand(call: Call) -> None:
     call.put(out, [UNIFORM if dim < offset else axes[dim - offset] for dim in range(out.dim())])
 
 
+@rule("view_as_real", "view_as_complex")
+def pairs(call: Call) -> None:
+    """Complex numbers seen as two along a last axis, or the other way round."""
+    axes = call.axes(call["self"])
+    if call.name == "view_as_complex":
+        call.freeze(axes.pop(), "is a part of complex numbers")
+    else:
+        axes.append(None)
+    call.put(call.out, axes)
+
+
 @rule("repeat")
 def repeat(call: Call) -> None:
     tensor, out = call["self"], call.out

@@ -194,7 +194,25 @@ def _overwritten(call: Call, axis: Axis, given: Axis) -> Axis:
     return call.lose(axis, "is overwritten by a tensor of fixed size")
 
 
-@rule("gather", "scatter", "scatter_", "index_add", "index_add_", "index_fill_", "take")
+@rule("gather")
+def gather(call: Call) -> None:
+    """Reads along one axis where an index says; along the others every channel alone, if it has an index of its own or
+    the same as all.
+    """
+    source, index = call["self"], call["index"]
+    axes = call.axes(source)
+    dim = positive(call["dim"], len(axes))
+    for place, (axis, asked) in enumerate(zip(axes, call.axes(index), strict=True)):
+        follows = place != dim and source.shape[place] == index.shape[place]
+        if follows and isinstance(axis, Tensor) and isinstance(asked, Tensor):
+            call.tie_all([axis, asked])
+        elif not (follows and (asked is UNIFORM or not index.stride(place))):
+            call.freeze(asked, "is used as an index")
+            axes[place] = call.lose(axis, "is read element by element")
+    call.put(call.out, axes)
+
+
+@rule("scatter", "scatter_", "index_add", "index_add_", "index_fill_", "take")
 def scattered(call: Call) -> None:
     """Reads or writes single elements wherever an index says."""
     for tensor in call.tensors:

@@ -231,7 +231,7 @@ class Call:
         """The same axes for every result of that many dimensions; indices among them are never zero for sure."""
         for out in self.outputs:
             if out.dim() == len(axes):
-                places = self.tensors[0].is_floating_point() and not out.is_floating_point()
+                places = self.tensors[0].is_floating_point() and not (out.is_floating_point() or out.is_complex())
                 self.put(out, all_alive(axes) if places else list(axes))
 
     def freeze(self, axis: Axis, reason: str) -> None:

@@ -24,7 +24,7 @@ _outcomes: dict[Any, str] = {}
 @rule("silu", "silu_", "mish", "mish_", "sigmoid", "sigmoid_", "tanh", "tanh_", "softplus", "threshold", "threshold_")
 @rule("hardtanh", "hardtanh_", "hardsigmoid", "hardsigmoid_", "hardswish", "hardswish_", "relu6", "relu6_")
 @rule("hardshrink", "softshrink", "_prelu_kernel", "rrelu_with_noise", "dropout", "feature_dropout")
-@rule("addcmul", "addcdiv", "masked_fill", "masked_fill_", "nan_to_num")
+@rule("addcmul", "addcdiv", "masked_fill", "masked_fill_", "nan_to_num", "complex", "polar")
 def pointwise(call: Call) -> None:
     """Tie what meets index by index; also serves every operator that torch tags as pointwise."""
     out = call.outputs[0]
@@ -132,7 +132,7 @@ def _run_on(call: Call, gone: list[bool], given: Tensor) -> str:
         results = [r for r in tree_flatten(call.operator.func(*args, **kwargs))[0] if isinstance(r, Tensor)]
     except (RuntimeError, TypeError, ValueError):
         return "undefined"
-    values = torch.cat([r.reshape(-1).double() for r in results])
+    values = torch.cat([(r.abs() if r.is_complex() else r).reshape(-1).double() for r in results])
     if not bool(values.isfinite().all()):
         return "undefined"
     return "alive" if bool((values != 0).any()) else "zero"
