@@ -213,6 +213,7 @@ def test_ones_own_job_moves_with_its_data() -> None:
 @pytest.mark.parametrize(
     ("recipe", "values", "kind", "message"),
     [
+        ("digits", {"data": "there"}, InvalidData, "scikit-learn's digits need no folder: leave out --data there"),
         ("resnet20@cifar10", {}, InvalidData, "CIFAR-10 is read from a folder: name it with --data"),
         ("digist", {}, UnknownName, "there is no recipe 'digist'; did you mean 'digits'"),
         ("table1", {}, UnknownName, "table1 is an experiment of several runs: secateur reproduce table1"),

@@ -34,6 +34,8 @@ class Dataset:
         module, function = self._home()
         read = getattr(module, function)
         batch_size = self.batch_size if batch_size is None else batch_size
+        if not self.folder and folder is not None:
+            raise InvalidData(f"{self.summary} need no folder: leave out --data {folder}")
         if not self.folder:
             return read(batch_size)
         if folder is None:
