@@ -106,6 +106,15 @@ def test_lists_that_do_not_fit_are_named(tmp_path: Path, read: Any, file: str, t
         read(tmp_path)
 
 
+def test_a_list_is_not_read_whatever_its_size(tmp_path: Path) -> None:
+    write_pets(tmp_path)
+    path = next(tmp_path.rglob("test.txt"))
+    with path.open("ab") as file:
+        file.truncate(1 << 34)  # of which the disk holds nothing
+    with pytest.raises(InvalidData, match=r"test\.txt is broken: it has 17,179,869,184 bytes, more than any list"):
+        pets(tmp_path, 4)
+
+
 def test_trimaps_that_do_not_fit_are_named(tmp_path: Path) -> None:
     write_pets(tmp_path, num_classes=1, per_class=2)
     path = tmp_path / "annotations/trimaps/Breed_0_0.png"

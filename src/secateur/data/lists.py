@@ -9,6 +9,8 @@ from typing import Any
 
 from secateur.data.files import Layout
 
+LARGEST = 1 << 28
+"""Bytes of a list; ImageNet's have some millions."""
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".gif", ".tif", ".tiff")
 
 
@@ -16,6 +18,8 @@ def read_table(path: Path, layout: Layout, **columns: Callable[[str], Any]) -> l
     """The lines of a text file, cut at white space into columns of these kinds; empty lines do not count."""
     if not path.is_file():
         raise layout.missing(path)
+    if path.stat().st_size > LARGEST:
+        raise layout.broken(path, f"it has {path.stat().st_size:,} bytes, more than any list ({LARGEST:,})")
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
