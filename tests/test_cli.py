@@ -90,6 +90,11 @@ def test_networks_of_the_current_folder(tmp_path):
     (tmp_path / "own.py").write_text("from torch import nn\ndef build(): return nn.Conv2d(3, 4, 3)\n")
     result = run("analyze", "own:build", "--input", "1x3x8x8", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
+    (tmp_path / "own.py").write_text("from torch import nn\ndef build(): return nn.Conv2d(1, 4, 3)\n")
+    result = run("analyze", "own:build", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "on input 1x3x224x224: RuntimeError" in result.stderr
+    assert result.stderr.endswith("of the shape, type and device that it takes, as --input 1x1x28x28\n")
 
 
 @pytest.mark.parametrize(

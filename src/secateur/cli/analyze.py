@@ -51,7 +51,14 @@ class Analyze:
         with waiting(f"analysing {self.name}") as say:
             model, own = find_subject(self.name)
             example = own if own is not None and shape is None else example_for(model, shape)
-            graph = analyze(model, example, ignore=self.ignore, inexact=self.inexact, probe=self.probe, progress=say)
+            try:
+                graph = analyze(
+                    model, example, ignore=self.ignore, inexact=self.inexact, probe=self.probe, progress=say
+                )
+            except InvalidExample as error:
+                if own is not None:
+                    raise
+                raise InvalidExample(f"{error}, as --input 1x1x28x28") from error
         return json.dumps(graph.to_dict()) if self.json else str(graph)
 
 
