@@ -70,6 +70,9 @@ VALUES: dict[str, Body] = {
     "slope per channel": lambda m, x: m.slopes(x * -1),
     "dropout": lambda m, x: m.drop(x),
     "drawn": lambda m, x: torch.bernoulli((x > 0.2).to(x.dtype)) + x * torch.bernoulli(torch.ones_like(x)),
+    "logarithm of a sigmoid": lambda m, x: x * F.logsigmoid(x),
+    "taken from": lambda m, x: torch.rsub(x, x.sin()),
+    "whole quotients": lambda m, x: x + torch.floor_divide(x, x.abs() + 0.3),
     "half precision and back": lambda m, x: x.float().double(),
     "sum of neighbours": lambda m, x: F.normalize(x, dim=1) + x / x.square().sum(1, keepdim=True).add(1),
 }

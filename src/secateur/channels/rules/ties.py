@@ -24,7 +24,8 @@ _outcomes: dict[Any, str] = {}
 @rule("silu", "silu_", "mish", "mish_", "sigmoid", "sigmoid_", "tanh", "tanh_", "softplus", "threshold", "threshold_")
 @rule("hardtanh", "hardtanh_", "hardsigmoid", "hardsigmoid_", "hardswish", "hardswish_", "relu6", "relu6_")
 @rule("hardshrink", "softshrink", "_prelu_kernel", "rrelu_with_noise", "dropout", "feature_dropout")
-@rule("addcmul", "addcdiv", "masked_fill", "masked_fill_", "nan_to_num", "complex", "polar")
+@rule("addcmul", "addcdiv", "masked_fill", "masked_fill_", "nan_to_num", "complex", "polar", "rsub")
+@rule("log_sigmoid_forward", "floor_divide")
 def pointwise(call: Call) -> None:
     """Tie what meets index by index; also serves every operator that torch tags as pointwise."""
     out = call.outputs[0]
