@@ -36,9 +36,10 @@ SPACE: dict[str, Body] = {
     "grid sampling": lambda m, x: F.grid_sample(x, m.grid.expand(x.shape[0], -1, -1, -1), align_corners=False),
     "roll in space": lambda m, x: x.roll(1, 2),
     "flip in space": lambda m, x: x.flip((2, 3)),
+    "rotated": lambda m, x: x.rot90(1, (-2, -1)) + x.rot90(2, (2, 3)),
     "every second place": lambda m, x: x[:, :, ::2, 1::2],
     "fancy places": lambda m, x: x[:, :, [0, 2, 3]],
-    "cumulative in space": lambda m, x: x.cumsum(2),
+    "cumulative in space": lambda m, x: x.cumsum(2).cumsum_(3),
     "transposed": lambda m, x: x.transpose(2, 3).contiguous(),
     "tokens": lambda m, x: x.flatten(2).transpose(1, 2).transpose(1, 2).unflatten(2, x.shape[2:]),
     "channels last": lambda m, x: x.to(memory_format=torch.channels_last),
@@ -46,7 +47,7 @@ SPACE: dict[str, Body] = {
     "places read by an index": lambda m, x: x.gather(2, torch.tensor([0, 3, 1])[:, None].expand(*x.shape[:2], 3, 6)),
     "places of one's own": lambda m, x: x.gather(3, x.argsort(3)),
     "frequencies": lambda m, x: torch.fft.irfft2(torch.fft.rfft2(x) * 2j, s=x.shape[2:]).square(),
-    "every frequency": lambda m, x: torch.fft.fft2(x).imag,
+    "every frequency": lambda m, x: torch.fft.fft2(x).conj().imag,
     "a patch for every place": lambda m, x: F.unfold(x, 3).view(x.shape[0], x.shape[1], 9, 4, 4).mean(2),
 }
 

@@ -134,7 +134,7 @@ def group_norm(call: Call) -> None:
     call.put(call.outputs[0], axes)
 
 
-@rule("_softmax", "_log_softmax", "cumsum", "cumprod", "_safe_softmax", "logcumsumexp")
+@rule("_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumsum_", "cumprod", "cumprod_", "logcumsumexp")
 def along(call: Call) -> None:
     """Same shape, seen along one axis; elsewhere each index alone, with zeros that may become something else."""
     tensor = call["self"]
@@ -142,7 +142,7 @@ def along(call: Call) -> None:
     dim = positive(call["dim"], tensor.dim())
     seen = call.mix(axes[dim], f"passes {call.name.strip('_')}, which sees all channels")
     axes[dim] = seen if isinstance(seen, Tensor) else None
-    call.put(call.out, axes if call.name == "cumsum" else all_alive(axes))
+    call.put(call.out, axes if call.name.startswith("cumsum") else all_alive(axes))
 
 
 @rule("mean", "amax", "amin", "max", "min", "prod", "median", "mode", "aminmax")

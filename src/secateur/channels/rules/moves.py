@@ -255,6 +255,14 @@ def flip(call: Call) -> None:
     call.put(call.out, axes)
 
 
+@rule("rot90")
+def rotate(call: Call) -> None:
+    axes = call.axes(call["self"])
+    for dim in call["dims"]:
+        axes[dim] = call.lose(axes[dim], "is rotated along its own axis")
+    call.put(call.out, axes)
+
+
 @rule("roll")
 def roll(call: Call) -> None:
     tensor = call["self"]

@@ -25,7 +25,7 @@ _outcomes: dict[Any, str] = {}
 @rule("hardtanh", "hardtanh_", "hardsigmoid", "hardsigmoid_", "hardswish", "hardswish_", "relu6", "relu6_")
 @rule("hardshrink", "softshrink", "_prelu_kernel", "rrelu_with_noise", "dropout", "feature_dropout")
 @rule("addcmul", "addcdiv", "masked_fill", "masked_fill_", "nan_to_num", "complex", "polar", "rsub")
-@rule("log_sigmoid_forward", "floor_divide")
+@rule("log_sigmoid_forward", "floor_divide", "floor_divide_")
 def pointwise(call: Call) -> None:
     """Tie what meets index by index; also serves every operator that torch tags as pointwise."""
     out = call.outputs[0]
@@ -140,8 +140,9 @@ def _run_on(call: Call, gone: list[bool], given: Tensor) -> str:
 
 
 @rule("clone", "detach", "detach_", "alias", "_to_copy", "lift_fresh", "lift_fresh_copy", "lift", "contiguous")
-@rule("_conj", "view_as_real_copy", "alias_copy", "pin_memory", "requires_grad_", "fake_quantize_per_tensor_affine")
-@rule("fake_quantize_per_tensor_affine_cachemask", "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")
+@rule("_conj", "_neg_view", "view_as_real_copy", "alias_copy", "pin_memory", "requires_grad_")
+@rule("fake_quantize_per_tensor_affine", "fake_quantize_per_tensor_affine_cachemask")
+@rule("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")
 def identity(call: Call) -> None:
     tensor = call.tensors[0]
     call.put_all(call.axes(tensor))
