@@ -389,3 +389,43 @@ def test_what_works_in_company_is_tried_alone_when_the_company_stays() -> None:
         secateur.verify(model, secateur.Plan.keep(graph, {"a": range(3)}), IMAGES)
     with pytest.raises(secateur.InvalidExample, match=r"the model does not run on this example: RuntimeError"):
         secateur.verify(model, secateur.Plan.keep(graph, {"a": range(4)}), IMAGES[:, :2])
+
+
+class Twice(nn.Module):
+    """Does another product where it is narrow, of which its outputs say nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 16), nn.Linear(16, 5)
+        self.more = nn.Parameter(torch.eye(5) * 1.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.a(x))
+        y = self.b(x)
+        return ((y @ self.more if x.shape[1] < 15 else y) > 0).to(y.dtype)
+
+
+def test_products_that_only_the_shrunk_network_does_count() -> None:
+    torch.manual_seed(0)
+    model, example = Twice(), torch.randn(8, 6)
+    assert not secateur.analyze(model, example).groups
+    graph = secateur.analyze(model, example, probe=False)
+    with pytest.raises(secateur.NotEquivalent):
+        secateur.verify(model, secateur.Plan.keep(graph, {"a": [3]}), example)
+
+
+def test_complex_weights_of_zeros_hide_nothing() -> None:
+    class Filtered(nn.Module):
+        """A sum over frequencies of all channels, by their number; as long as the filter is zero, nobody sees it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+            self.filter = nn.Parameter(torch.zeros(8, 8, 5, dtype=torch.cfloat))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.a(x))
+            seen = torch.fft.irfft2(torch.fft.rfft2(x) * self.filter, s=x.shape[2:])
+            return self.b(x) + seen.sum(1, keepdim=True) / x.shape[1]
+
+    assert "a" not in {group.name for group in secateur.analyze(Filtered(), IMAGES).groups}

@@ -128,6 +128,10 @@ DOUBLED: dict[str, tuple[Body, list[list[int]]]] = {
         lambda m, x: torch.view_as_real(torch.complex(x, x.tanh())).movedim(4, 2).flatten(1, 2),
         rows(range(0, 16, 2), range(1, 16, 2)),
     ),
+    "and copied": (
+        lambda m, x: torch.view_as_real_copy(torch.complex(x, x.tanh())).movedim(4, 1).flatten(1, 2),
+        rows(range(8), range(8, 16)),
+    ),
     "and back": (
         lambda m, x: torch.cat([torch.view_as_complex(torch.stack([x, x.sin()], -1)).abs(), x], 1),
         rows(range(8), range(8, 16)),
@@ -299,3 +303,18 @@ def test_constants_that_keep_zero(name: str) -> None:
         "full": lambda m, x: torch.maximum(x.abs(), torch.full((1,), 0, dtype=x.dtype)),
     }
     examine(Sandwich(bodies[name]), expected={"first": 8})
+
+
+def test_an_index_that_is_expanded_but_has_channels_of_its_own() -> None:
+    """A buffer of a fixed size: it meets the input too."""
+
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)
+            self.register_buffer("index", torch.arange(5, -1, -1).view(1, 1, 1, 6).expand(2, 8, 6, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x).gather(3, self.index)) + x.gather(3, self.index).sum(1, keepdim=True)
+
+    assert not secateur.analyze(Read(), torch.randn(2, 8, 6, 6), probe=False).groups

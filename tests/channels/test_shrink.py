@@ -292,3 +292,24 @@ def test_einsum_does_without_a_product_where_one_channel_is_left(width: int) -> 
     assert {group.name: group.size for group in graph.groups}["queries"] == width
     plan = Plan.keep(graph, {"queries": [1]})
     assert secateur.verify(model, plan, torch.randn(2, 3, 8, 8)).difference < 1e-12
+
+
+def test_complex_weights_are_cut_under_the_eyes_of_an_earlier_loss() -> None:
+    class Filter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+            self.filter = nn.Parameter(torch.randn(8, 8, 5, dtype=torch.cfloat))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.fft.irfft2(torch.fft.rfft2(self.first(x)) * self.filter[None], s=x.shape[2:]))
+
+    model, images = Filter(), torch.randn(2, 3, 8, 8)
+    plan = Plan.keep(secateur.analyze(model, images), {"first": [0, 3, 5]})
+    assert secateur.verify(model, plan, images).agrees
+    earlier = model(images).square().mean()
+    earlier.backward()
+    secateur.shrink_(model, plan)
+    model(images).square().mean().backward()
+    assert model.filter.grad is not None
+    assert model.filter.grad.shape == (3, 8, 5)

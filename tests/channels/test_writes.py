@@ -5,7 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from sandwich import Sandwich, examine, reasons
-from torch import Tensor
+from torch import Tensor, nn
+
+import secateur
 
 
 def where_small(x: Tensor) -> Tensor:
@@ -84,3 +86,20 @@ def half_of_the_channels(x: Tensor) -> Tensor:
 def test_written_so_that_channels_stay(body: Callable[[Tensor], Tensor]) -> None:
     graph = examine(Sandwich(lambda m, x: body(x)), expected={})
     assert "first" in reasons(graph)
+
+
+def test_pairs_that_are_written_as_complex_numbers() -> None:
+    """There are as many channels as parts of a number, and a mean over channels."""
+
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 2), nn.Linear(2, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            pairs = torch.zeros(*x.shape, 2)
+            torch.view_as_complex(pairs).copy_(torch.complex(x, x))
+            return self.last(torch.ones(1, 2)) * pairs.mean(1).sum()
+
+    assert not secateur.analyze(Written(), torch.randn(2, 3), probe=False).groups

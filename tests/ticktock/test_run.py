@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -389,6 +390,12 @@ def test_extra_state_that_is_no_tensor(tmp_path: Path) -> None:
         def set_extra_state(self, state: dict[str, int]) -> None:
             assert state == {"version": 2}
 
+    net.__class__ = type(
+        "Empty", (Extra,), {"get_extra_state": lambda self: {}, "set_extra_state": lambda self, s: None}
+    )
+    quick()(net, graph, task, folder=tmp_path)
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
     net.__class__ = Extra
     result = quick()(net, graph, task)
     assert isinstance(result.model, Extra)

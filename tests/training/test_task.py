@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -256,7 +256,9 @@ def test_what_is_no_data_and_what_is_no_function() -> None:
         Task(function, batches)
     with pytest.raises(InvalidTask, match="loss is a function of the model and a batch, got NoneType"):
         Task(batches, None)  # pyright: ignore
-    for criterion in (nn.CrossEntropyLoss(), nn.functional.cross_entropy):
+    own: Any = wraps(F.cross_entropy)(lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
+    assert Task(batches, own).loss is own
+    for criterion in (nn.CrossEntropyLoss(), F.cross_entropy, partial(F.cross_entropy, label_smoothing=0.1)):
         with pytest.raises(InvalidTask, match=r"one of scores and labels: write lambda model, batch: criterion\(model"):
             Task(batches, criterion)
     with pytest.raises(InvalidTask, match="evaluate is a function of the model, got list"):

@@ -30,7 +30,8 @@ def check_module(model: Any) -> None:
 def check_extra_state(model: nn.Module) -> None:
     """Raise for a model of which files of tensors do not tell everything."""
     for name, module in model.named_modules():
-        if type(module).get_extra_state is not nn.Module.get_extra_state and module.get_extra_state() is not None:
+        own = type(module).get_extra_state is not nn.Module.get_extra_state
+        if own and module.get_extra_state() not in (None, {}):
             where = f"module {name!r}" if name else "the model"
             raise InvalidModel(
                 f"{where} ({type(module).__name__}) has extra state, which files of tensors cannot hold: keep it in "

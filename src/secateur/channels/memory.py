@@ -63,7 +63,7 @@ class Memory:
 
         An axis is known by its size and its steps in memory; a part may have fewer of them, as `x[:, :, 0]` has.
         """
-        if state is None or id(whole) in self.watch.leaves:
+        if state is None or id(whole) in self.watch.leaves or whole.dtype != part.dtype:
             return None
         steps = list(zip(whole.shape, whole.stride(), strict=True))
         found = []

@@ -24,7 +24,7 @@ from secateur.channels.amounts import Amounts, equal_widths, leaves_one, other_w
 from secateur.channels.groups import ChannelGraph, ChannelGroup, SizeAttribute
 from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
-from secateur.channels.rehearsal import run
+from secateur.channels.rehearsal import real, run
 from secateur.channels.shapes import ShapesOnly
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.channels.trace import Attribute
@@ -313,7 +313,7 @@ def perturb_(model: nn.Module) -> None:
     layer scales of 1e-5 are as good as zero.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
-    for tensor in [*model.parameters(), *model.buffers()]:
+    for tensor in map(real, [*model.parameters(), *model.buffers()]):
         if tensor.is_floating_point() and tensor.numel():
             noise = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype, device="cpu").to(tensor.device)
             hides = (tensor == 0) | (tensor.abs().max() < HIDES)

@@ -67,9 +67,9 @@ class Outcome:
         """Of the steps at these places."""
         return [self.steps[place].sums for place in places]
 
-    def without(self, operators: Set[str]) -> Outcome:
-        """The same, with nothing noted of these products."""
-        return replace(self, steps=[s for s in self.steps if isinstance(s, Choice) or s.operator not in operators])
+    def without(self, places: Set[int]) -> Outcome:
+        """The same, with nothing noted of the steps at these places."""
+        return replace(self, steps=[step for place, step in enumerate(self.steps) if place not in places])
 
 
 class Record(EagerMode):

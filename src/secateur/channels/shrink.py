@@ -46,10 +46,10 @@ def tensors_for(model: nn.Module, plan: Plan, since: Plan | None = None) -> dict
     if not isinstance(plan, Plan):
         kind = type(plan).__name__
         raise InvalidArgument(f"a plan is wanted, got {kind}: make it with secateur.Plan.keep(graph, ...) or Plan.drop")
-    return tensors_in(model, plan.graph, since)
+    return matching_tensors(model, plan.graph, since)
 
 
-def tensors_in(model: nn.Module, graph: ChannelGraph, since: Plan | None = None) -> dict[str, Tensor]:
+def matching_tensors(model: nn.Module, graph: ChannelGraph, since: Plan | None = None) -> dict[str, Tensor]:
     """The same; raises if the graph is of another network."""
     tensors = tensors_of(model)
     for name, shape in graph.shapes.items():
@@ -60,8 +60,10 @@ def tensors_in(model: nn.Module, graph: ChannelGraph, since: Plan | None = None)
             raise InvalidPlan(
                 f"the graph is of another network: it has {name!r} of shape {wanted}, found {found}: already cut?"
             )
-    if new := next((name for name, _ in model.named_parameters() if name not in graph.shapes), None):
-        raise InvalidPlan(f"the graph is of another network: it lacks {new!r}, which this one has: analyse it anew")
+    new = next((name for name, p in model.named_parameters() if p.dim() and name not in graph.shapes), None)
+    if new is not None:
+        remedy = "merge_gates_ first" if new.endswith("gate_phi") else "analyse it anew"
+        raise InvalidPlan(f"the graph is of another network: it lacks {new!r}, which this one has: {remedy}")
     return tensors
 
 
@@ -90,10 +92,11 @@ def shrink_(
         gradient = tensor.grad
         tensor.grad = None
         smaller = cut(tensor.data, shape, indices)
-        if isinstance(tensor, nn.Parameter) and tensor.is_floating_point():
+        if isinstance(tensor, nn.Parameter) and (tensor.is_floating_point() or tensor.is_complex()):
             # A loss of an earlier step may still be around, and with it what autograd noted about the old shape.
             # Torch drops that note on a change of type.
-            tensor.data = smaller.new_empty(0, dtype=torch.float16 if tensor.dtype != torch.float16 else torch.float32)
+            kinds = (torch.complex64, torch.complex128) if tensor.is_complex() else (torch.float16, torch.float32)
+            tensor.data = smaller.new_empty(0, dtype=kinds[tensor.dtype == kinds[0]])
         tensor.data = smaller
         if gradient is not None:
             tensor.grad = cut(gradient, shape, indices)

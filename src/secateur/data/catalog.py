@@ -31,11 +31,11 @@ class Dataset:
 
     def load(self, folder: str | Path | None, batch_size: int | None = None) -> tuple[Iterable[Any], Iterable[Any]]:
         """Batches for training, and batches for testing."""
+        if not self.folder and folder is not None:
+            raise InvalidData(f"{self.summary} need no folder: leave out --data {folder}")
         module, function = self._home()
         read = getattr(module, function)
         batch_size = self.batch_size if batch_size is None else batch_size
-        if not self.folder and folder is not None:
-            raise InvalidData(f"{self.summary} need no folder: leave out --data {folder}")
         if not self.folder:
             return read(batch_size)
         if folder is None:

@@ -41,8 +41,9 @@ class Task:
             value = getattr(self, name)
             if not callable(value) and (value is not None or name == "loss"):
                 raise InvalidTask(f"{name} is a function of {of}, got {type(value).__name__}")
-        if str(getattr(self.loss, "__module__", None)).startswith("torch.nn."):
-            name = getattr(self.loss, "__name__", type(self.loss).__name__)
+        criterion = getattr(self.loss, "func", self.loss)  # of a functools.partial
+        if str(criterion.__module__).startswith("torch.nn.") and not hasattr(criterion, "__wrapped__"):
+            name = getattr(criterion, "__name__", type(criterion).__name__)
             raise InvalidTask(
                 f"loss is a function of the model and a batch, and {name} one of scores and labels: write "
                 "lambda model, batch: criterion(model(batch[0]), batch[1])"

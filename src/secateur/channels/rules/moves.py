@@ -141,11 +141,11 @@ def expand(call: Call) -> None:
     call.put(out, [UNIFORM if dim < offset else axes[dim - offset] for dim in range(out.dim())])
 
 
-@rule("view_as_real", "view_as_complex")
+@rule("view_as_real", "view_as_real_copy", "view_as_complex", "view_as_complex_copy")
 def pairs(call: Call) -> None:
     """Complex numbers seen as two along a last axis, or the other way round."""
     axes = call.axes(call["self"])
-    if call.name == "view_as_complex":
+    if call.name.startswith("view_as_complex"):
         call.freeze(axes.pop(), "is a part of complex numbers")
     else:
         axes.append(None)

@@ -206,7 +206,7 @@ def gather(call: Call) -> None:
         follows = place != dim and source.shape[place] == index.shape[place]
         if follows and isinstance(axis, Tensor) and isinstance(asked, Tensor):
             call.tie_all([axis, asked])
-        elif not (follows and (asked is UNIFORM or not index.stride(place))):
+        elif not (follows and (asked is UNIFORM or (asked is None and not index.stride(place)))):
             call.freeze(asked, "is used as an index")
             axes[place] = call.lose(axis, "is read element by element")
     call.put(call.out, axes)

@@ -112,19 +112,21 @@ def _kind(value: Any) -> Any:
 
 def _run_on_samples(call: Call, gone: list[bool]) -> str:
     samples = torch.tensor(SAMPLES, device="cpu")
-    outcome = _run_on(call, gone, samples)
+    outcomes = {_run_on(call, gone, samples, zero) for zero in (0.0, -0.0)}
     # Where the others are zero too, as `x == y` is not; what is not defined there does not matter.
-    return "alive" if outcome == "zero" and _run_on(call, gone, torch.zeros(1)) == "alive" else outcome
+    if outcomes == {"zero"} and _run_on(call, gone, torch.zeros(1), 0.0) == "alive":
+        return "alive"
+    return next(outcome for outcome in ("undefined", "alive", "zero") if outcome in outcomes)
 
 
-def _run_on(call: Call, gone: list[bool], given: Tensor) -> str:
+def _run_on(call: Call, gone: list[bool], given: Tensor, zero: float) -> str:
     leaves, spec = tree_flatten((call.args, call.kwargs))
     flags = iter(gone)
     sampled = []
     for position, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
             samples = given.roll(3 * position)
-            values = torch.zeros_like(samples) if next(flags) else samples
+            values = torch.full_like(samples, zero) if next(flags) else samples
             sampled.append((values > 0) if leaf.dtype == torch.bool else values.to(leaf.dtype))
         else:
             sampled.append("cpu" if isinstance(leaf, torch.device) else leaf)
@@ -140,7 +142,7 @@ def _run_on(call: Call, gone: list[bool], given: Tensor) -> str:
 
 
 @rule("clone", "detach", "detach_", "alias", "_to_copy", "lift_fresh", "lift_fresh_copy", "lift", "contiguous")
-@rule("_conj", "_neg_view", "view_as_real_copy", "alias_copy", "pin_memory", "requires_grad_")
+@rule("_conj", "_neg_view", "alias_copy", "pin_memory", "requires_grad_")
 @rule("fake_quantize_per_tensor_affine", "fake_quantize_per_tensor_affine_cachemask")
 @rule("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")
 def identity(call: Call) -> None:
