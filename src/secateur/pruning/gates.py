@@ -292,7 +292,7 @@ class Gates:
     def index(self) -> Tensor:
         """The channel of every entry of every gate; one past the last for entries that stay."""
         joined = torch.cat(self.channels)
-        return torch.where(joined < 0, self.graph.num_channels, joined).to(self.modules[0].gate_phi.device)
+        return torch.where(joined < 0, self.graph.num_channels, joined)
 
     @cached_property
     def _penalties(self) -> list[Tensor]:
@@ -303,9 +303,11 @@ class Gates:
         ]
 
     def per_channel(self, entries: Tensor) -> Tensor:
-        """Sum up what was computed for every entry of every gate, channel by channel (Eq. 8)."""
-        total = torch.zeros(self.graph.num_channels + 1, dtype=entries.dtype, device=entries.device)
-        return total.index_add_(0, self.index.to(entries.device), entries)[:-1]
+        """Sum up what was computed for every entry of every gate, channel by channel (Eq. 8): on the CPU, where sums
+        round alike each time.
+        """
+        total = torch.zeros(self.graph.num_channels + 1, dtype=entries.dtype, device="cpu")
+        return total.index_add_(0, self.index, entries.cpu())[:-1]
 
     @torch.no_grad()
     def mask_(self, kept: Tensor) -> None:

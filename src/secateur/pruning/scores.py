@@ -172,7 +172,7 @@ class Taylor(Score):
         return {"total": self.total, "seen": self.seen, "skipped": self.skipped}
 
     def end(self) -> Tensor:
-        return self.gates.per_channel(self.total).double().cpu()
+        return self.gates.per_channel(self.total).double()
 
 
 @register("fisher")
@@ -197,7 +197,7 @@ class Slim(Score):
             factor = module.gate_apply(str(module.gate_fold.weight)) if frozen else module.gate_factor()
             assert factor is not None
             sizes.append(factor.detach().abs().double())
-        return self.gates.per_channel(torch.cat(sizes)).cpu()
+        return self.gates.per_channel(torch.cat(sizes))
 
 
 class Watching(Score):
@@ -282,7 +282,7 @@ class PCNN(Watching):
 
     def end(self) -> Tensor:
         scaled = [mean / mean.norm().clamp_min(1e-300) for mean in self.means()]
-        return self.gates.per_channel(torch.cat(scaled)).cpu()
+        return self.gates.per_channel(torch.cat(scaled))
 
 
 @register("apoz")
@@ -295,7 +295,7 @@ class APoZ(Watching):
         self.counts[number] += positive.shape[0]
 
     def end(self) -> Tensor:
-        return self.gates.per_channel(torch.cat(self.means())).cpu()
+        return self.gates.per_channel(torch.cat(self.means()))
 
 
 class OfFilters(Score):
