@@ -245,6 +245,15 @@ def test_dicts_that_do_not_tell_are_not_guessed_at(values: tuple[Any, Any]) -> N
         pair({"b": values[1], "a": values[0]})
 
 
+class Holding:
+    """A loss of one's own, which keeps one of torch's."""
+
+    func = nn.CrossEntropyLoss()
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        return self.func(model(batch[0]), batch[1])
+
+
 def test_what_is_no_data_and_what_is_no_function() -> None:
     batches: Any = [(torch.eye(4), torch.arange(4))]
     function: Any = lambda: iter(batches)  # noqa: E731
@@ -258,6 +267,8 @@ def test_what_is_no_data_and_what_is_no_function() -> None:
         Task(batches, None)  # pyright: ignore
     own: Any = wraps(F.cross_entropy)(lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
     assert Task(batches, own).loss is own
+    holding = Holding()
+    assert Task(batches, holding).loss is holding
     for criterion in (nn.CrossEntropyLoss(), F.cross_entropy, partial(F.cross_entropy, label_smoothing=0.1)):
         with pytest.raises(InvalidTask, match=r"one of scores and labels: write lambda model, batch: criterion\(model"):
             Task(batches, criterion)

@@ -61,12 +61,12 @@ def channels_last(tensor: Tensor) -> Tensor:
     return tensor if wanted is None else tensor.contiguous(memory_format=wanted)
 
 
-def _numbers(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _numbers(operator: str, args: tuple[Any, ...], values: list[Any]) -> list[Any]:
     """Those that count no channels: what a convolution or a pooling looks at and how it steps, factors and so on."""
     if operator == "convolution":
         return [args[1].shape[2:], *args[3:6]]
     kinds = float if any(word in operator for word in SIZED) else (int, float, str)
-    return [value for value in tree_leaves((args, kwargs)) if isinstance(value, kinds)]
+    return [value for value in values if isinstance(value, kinds)]
 
 
 class ShapesOnly(EagerMode):
@@ -82,10 +82,11 @@ class ShapesOnly(EagerMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name
-        given = (value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor))
+        values = tree_leaves((args, kwargs))
+        given = (value for value in values if isinstance(value, Tensor))
         self.addresses |= {tensor.data_ptr() for tensor in given if tensor.layout is torch.strided and tensor.numel()}
         operator = name.partition("::")[2]
-        self.names.append(f"{name}{_numbers(operator, args, kwargs)}")
+        self.names.append(f"{name}{_numbers(operator, args, values)}")
         result = shape_only(operator, args)
         return func(*args, **kwargs) if result is None else result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,8 +42,9 @@ class Task:
             value = getattr(self, name)
             if not callable(value) and (value is not None or name == "loss"):
                 raise InvalidTask(f"{name} is a function of {of}, got {type(value).__name__}")
-        criterion = getattr(self.loss, "func", self.loss)  # of a functools.partial
-        if str(criterion.__module__).startswith("torch.nn.") and not hasattr(criterion, "__wrapped__"):
+        criterion: Any = self.loss.func if isinstance(self.loss, partial) else self.loss
+        from_torch = str(getattr(criterion, "__module__", None)).startswith("torch.nn.")
+        if from_torch and not hasattr(criterion, "__wrapped__"):
             name = getattr(criterion, "__name__", type(criterion).__name__)
             raise InvalidTask(
                 f"loss is a function of the model and a batch, and {name} one of scores and labels: write "
