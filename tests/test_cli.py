@@ -3,13 +3,17 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_type_hints
 
 import pytest
+from docstring_parser import parse_from_object
 
 from secateur import cli
 from secateur.cli.analyze import parse_shape
+from secateur.cli.command import _commands
 from secateur.cli.command import _run as run_command
 from secateur.cli.display import waiting
 from secateur.errors import InvalidExample, UnknownName
@@ -33,6 +37,16 @@ def test_help_teaches_with_examples():
     assert "secateur analyze torchvision:resnet50 --input 1x3x224x224" in text
     for flag in ("NAME", "--input", "--json", "--ignore", "--inexact", "--no-probe", "--debug"):
         assert flag in text
+
+
+@pytest.mark.parametrize("command", _commands().values())
+def test_text_about_a_flag_is_one_line(command):
+    """The parser would show the line breaks of the source."""
+    nested = [kind for kind in get_type_hints(command).values() if is_dataclass(kind)]
+    kinds = [base for kind in (command, *nested) for base in kind.__mro__ if is_dataclass(base)]
+    texts = [about.description for kind in kinds for about in parse_from_object(kind).params]
+    assert texts
+    assert not [text for text in texts if "\n" in text]
 
 
 @pytest.mark.parametrize("command", ["prune", "finetune", "analyze"])

@@ -19,8 +19,7 @@ class Analyze:
     """
 
     name: str
-    """The network: a built-in name (resnet14, 20, 32, 44, 56, 110, vgg16_m, fcn32s), torchvision:NAME, timm:NAME, or
-    package.module:callable, which returns a network or a secateur.Job."""
+    """One of ours (resnet14 to resnet110, vgg16_m, fcn32s), torchvision:NAME, timm:NAME or package.module:callable."""
 
     input: str | None = None
     """Shape of the input, as 1x3x224x224; without it, the size that the network names as its own, or 1x3x224x224."""

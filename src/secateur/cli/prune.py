@@ -55,15 +55,13 @@ class Prune:
     """
 
     recipe: str
-    """What to prune: a recipe (secateur recipes lists them), NETWORK@DATASET, or package.module:callable, which returns
-    a secateur.Job (model, example, task)."""
+    """What to prune: a recipe, NETWORK@DATASET or package.module:callable for a secateur.Job (model, example, task)."""
 
     weights: Path | None = None
     """The trained network: a run of secateur train, or a file with a state dict."""
 
     again: int = 0
-    """Epochs for which the whole network is trained once more before it is pruned, like fine-tuning but on the labels
-    alone, and in a run of its own. With --distill the pruned network then learns from a better one."""
+    """First train the whole network for so many epochs more, on the labels; with --distill, a better teacher."""
 
     epochs_scale: float = 1.0
     """Times the length of everything, epochs and number of Ticks: 0.01 for a rehearsal."""

@@ -35,8 +35,7 @@ class Source:
     """Images in a batch, instead of the recipe's number."""
 
     erase: int | None = None
-    """Make a square of this side, anywhere in every training image, the mean colour: 8 is good for CIFAR, 0 is none.
-    Instead of the recipe's, and for datasets that are kept in memory."""
+    """Side of a square to erase in every training image, for datasets in memory: 8 is good for CIFAR, 0 is none."""
 
     width: float = 1.0
     """Times the channels of every layer, for networks that take `width`: all of ours do."""

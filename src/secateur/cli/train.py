@@ -65,8 +65,7 @@ class Train(FromTheStart):
     """
 
     recipe: str
-    """What to train: a recipe (secateur recipes lists them), NETWORK@DATASET, or package.module:callable, which returns
-    a secateur.Job (model, example, task)."""
+    """What to train: a recipe, NETWORK@DATASET or package.module:callable for a secateur.Job (model, example, task)."""
 
     weights: Path | None = None
     """Weights to start from, where they are not random: a run, or a file with a state dict."""
@@ -142,8 +141,7 @@ class Tuning:
     """Lowest and highest learning rate."""
 
     shape: Shape = "triangle"
-    """How it goes: triangle (the paper's 1-cycle: up and down, linearly), warmup (up for a fifth, then down to zero),
-    cosine (down), steps (divided by ten after 60, 80 and 90%), constant (the highest)."""
+    """triangle (up, down), warmup (up for a fifth, down to zero), cosine, steps (/10 at 60, 80 and 90%) or constant."""
 
     optimizer: str = "sgd"
     """Any of torch's, by name: sgd, adamw, ..."""

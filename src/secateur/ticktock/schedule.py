@@ -49,12 +49,10 @@ class TickTock:
     """Images in the batch for which that time counts."""
 
     score: ScoreOrName = "taylor"
-    """What a channel is worth: taylor (the paper's), fisher, slim, pcnn, l1, l2, fpgm, apoz, random, or a score of your
-    own by the name under which it is registered."""
+    """What a channel is worth: taylor (the paper's), fisher, slim, pcnn, l1, l2, fpgm, apoz, random, or your own."""
 
     rank: Literal["auto", "score", "score_per_mac", "score_per_param", "score_per_microsecond"] = "auto"
-    """Rank by the score as it is, or per MAC, parameter or microsecond that removing the channel would save; auto:
-    per microsecond for keep_latency, else as it is."""
+    """By the score, or per MAC, parameter or microsecond saved; auto: the last with keep_latency, else the first."""
 
     rank_power: float = 1.0
     """How much that saving counts: the score is divided by this power of it."""
@@ -90,8 +88,7 @@ class TickTock:
     """Lowest and highest learning rate of a Tock."""
 
     tock_shape: Shape = "triangle"
-    """How it goes: triangle (the paper's 1-cycle: up and down, linearly), warmup (up for a fifth, then down to zero),
-    cosine (down), steps (divided at every milestone), constant (the highest)."""
+    """triangle (the paper's: up, down), warmup (up for a fifth, down to zero), cosine (down), steps or constant."""
 
     sparsity: float = 1e-3
     """Weight of the L1 term on the gates in a Tock."""
@@ -145,8 +142,7 @@ class TickTock:
     """Keep widths at multiples of this, as hardware likes them: 8 or 16."""
 
     at_least: dict[str, int | float] = field(default_factory=dict)
-    """By name of a layer, with wildcards: how many channels to keep of it (2), or which share (0.5; 1.0 for all, which
-    leaves the layer whole)."""
+    """By name of a layer, with wildcards: how many channels to keep of it (2), or which share (0.5; 1.0 for all)."""
 
     filter_scale: Literal["norm", "mean"] = "norm"
     """Gates of filters without batch norm: the filter's norm, or with "mean" the paper's, for tiny learning rates."""

@@ -33,8 +33,7 @@ class Engine:
     """Whole steps are captured as CUDA graphs where that is possible; --no-graphs: never."""
 
     tune: bool = True
-    """cuDNN tries its algorithms and takes the fastest, which costs a few seconds for each new shape, and makes results
-    differ in rounding from one process to the next; --no-tune: it takes one that rounds alike each time."""
+    """cuDNN tries its algorithms, seconds for each shape; --no-tune: it takes one that rounds alike every time."""
 
     compile: bool = False
     """Compile the model with torch.compile for Tocks and fine-tuning; takes a minute, worth it for long runs."""
