@@ -294,6 +294,29 @@ def test_einsum_does_without_a_product_where_one_channel_is_left(width: int) -> 
     assert secateur.verify(model, plan, torch.randn(2, 3, 8, 8)).difference < 1e-12
 
 
+def test_a_linear_layer_adds_its_bias_by_another_operator_where_one_channel_is_left() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.then, self.last = nn.Conv2d(3, 6, 3), nn.Linear(6, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.then(self.first(x).relu().permute(0, 2, 3, 1)).relu().mean((1, 2)))
+
+    model, images = Last(), torch.randn(4, 3, 8, 8)
+    graph = secateur.analyze(model, images)
+    assert secateur.verify(model, Plan.keep(graph, {"first": [3]}), images).difference < 1e-12
+
+
+def test_a_bias_may_wake_removed_channels_that_a_norm_puts_to_sleep() -> None:
+    """The layer mixes columns of every channel by itself."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Linear(8, 8), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1))
+    images = torch.randn(2, 3, 8, 8)
+    graph = secateur.analyze(model, images)
+    assert [group.name for group in graph.groups] == ["0"]
+    assert secateur.verify(model, Plan.keep(graph, {"0": [1, 5, 6]}), images).difference < 1e-12
+
+
 def test_complex_weights_are_cut_under_the_eyes_of_an_earlier_loss() -> None:
     class Filter(nn.Module):
         def __init__(self) -> None:

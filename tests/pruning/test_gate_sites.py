@@ -213,3 +213,13 @@ def test_biases_that_autocast_has_cast_are_still_their_layers() -> None:
     graph = secateur.analyze(Cast(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 2, 1)), torch.randn(1, 3, 4, 4))
     assert {site.module for site in graph.sites} == {"0"}
     assert graph.ungated == {}
+
+
+def test_weights_that_a_layer_writes_to_carry_no_gate() -> None:
+    class Masked(nn.Conv2d):
+        def forward(self, input: Tensor) -> Tensor:
+            self.weight.data[:, :, 2:] *= 0
+            return super().forward(input)
+
+    gates = check(nn.Sequential(Masked(3, 8, 3), nn.ReLU(), conv(8, 6), nn.ReLU(), conv(6, 2)), {"2"})
+    assert gates.whole.ungated == {"0": "has weights that the forward pass writes to"}

@@ -80,7 +80,9 @@ def build_graph(
 
     wanted: list[Axis] = [axis for product in watch.products for axis in product.axes]
     wanted += [note.codes for note in watch.notes]
-    gated, barred = watch.layers.settled({leaf.name for leaf in watch.leaves.values() if not leaf.used})
+    unused = {leaf.name for leaf in watch.leaves.values() if not leaf.used}
+    written = {leaf.name for leaf in watch.leaves.values() if leaf.written}
+    gated, barred = watch.layers.settled(unused, written)
     wanted += [layer.codes for layer in (*gated, *barred)]
     found = iter(_channels_on(wanted, channel_of, component))
     products = [(p, tuple(next(found) for _ in p.axes)) for p in watch.products]

@@ -16,6 +16,8 @@ from secateur.channels.guard import undisturbed
 from secateur.channels.shapes import PRODUCTS, EagerMode, has_mask
 
 CHOICES = ("topk", "sort", "argmax", "argmin", "torchvision::nms")
+SHIFTED = {"addmm": "mm", "baddbmm": "bmm"}
+"""Products to which something is added, by what they are without: which of the two a linear layer is, torch decides."""
 MEANS = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0, "exponential_": 1.0}
 
 
@@ -92,7 +94,8 @@ class Record(EagerMode):
             picked = tuple(t for t in tensors_within((args, out)) if not t.is_floating_point())
             self.steps.append(Choice(_sums(args[0]), args[0].shape, picked))
         elif name in PRODUCTS:
-            self.steps.append(Product(name, _sums(out)))
+            product = out - (kwargs or {}).get("beta", 1) * args[0] if name in SHIFTED else out
+            self.steps.append(Product(SHIFTED.get(name, name), _sums(product)))
         return out
 
     def _take_chance_out(self, name: str, out: Any, args: tuple[Any, ...]) -> None:

@@ -136,15 +136,18 @@ class Layers:
         held = bias_holders[0][1] if bias_holders else None
         return replace(found, site=replace(found.site, module=name, weight=attribute, bias=held, axis=axis))
 
-    def settled(self, unused: set[str]) -> tuple[list[Candidate], list[Candidate]]:
+    def settled(self, unused: set[str], written: set[str]) -> tuple[list[Candidate], list[Candidate]]:
         """What will carry factors, every norm that can and the filters that must, and what should but cannot.
 
         unused: parameters that no operator saw.
+        written: those that the forward pass changes; with a gate they would be computed, and the change lost.
         """
         carry: dict[str, Candidate] = {}
         barred: list[Candidate] = []
         for found in [*self.norms, *(found for name, found in self.filters.items() if name in self.exposed)]:
             first = carry.get(found.site.module)
+            if not written.isdisjoint(found.parameters):
+                found = replace(found, obstacle="has weights that the forward pass writes to")
             if found.obstacle is not None:
                 barred.append(found)
             elif first is None:

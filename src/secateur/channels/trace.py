@@ -34,6 +34,8 @@ class Leaf:
     tensor: Tensor
     state: State
     used: bool = False
+    written: bool = False
+    """Whether the forward pass changes it, under its own name or another."""
 
 
 Attribute = tuple[str, str]
@@ -106,6 +108,8 @@ class Watch(EagerMode):
             axes: list[Axis] = [next(codes) for _ in tensor.shape]
             leaf = self.leaves[id(tensor)] = Leaf(name, tensor, State(axes, weights=True))
             leaf.state.origin = leaf
+        strided = [leaf for leaf in self.leaves.values() if leaf.tensor.layout is torch.strided]
+        self._homes = {leaf.tensor.untyped_storage()._cdata: leaf for leaf in strided}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -131,6 +135,8 @@ class Watch(EagerMode):
                 self._give_up(call, f"operator {func} is unknown")
         for tensor, before in written:
             self._memory.settle(tensor, before)
+            if tensor.layout is torch.strided and (leaf := self._homes.get(tensor.untyped_storage()._cdata)) is not None:
+                leaf.written = True
         if operator.shares_memory:
             self._memory.relate([*inputs, *tensors_in(out if isinstance(out, (tuple, list)) else (out,))])
         return out
