@@ -317,6 +317,25 @@ def test_a_bias_may_wake_removed_channels_that_a_norm_puts_to_sleep() -> None:
     assert secateur.verify(model, Plan.keep(graph, {"0": [1, 5, 6]}), images).difference < 1e-12
 
 
+def test_optimizers_whose_state_cannot_be_cut_are_refused_first() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    plan = Plan.drop(secateur.analyze(model, IMAGE), 0.5)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = model(IMAGE).square().mean()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    with pytest.raises(secateur.errors.InvalidOptimizer, match=r"LBFGS keeps '.*' of 0.weight.*make a new one"):
+        secateur.shrink_(model, plan, optimizer)
+    with pytest.raises(secateur.errors.InvalidOptimizer, match="got int"):
+        secateur.shrink_(model, plan, 5)  # type: ignore[arg-type]
+    assert model[0].weight.shape[0] == 8
+
+
 def test_complex_weights_are_cut_under_the_eyes_of_an_earlier_loss() -> None:
     class Filter(nn.Module):
         def __init__(self) -> None:

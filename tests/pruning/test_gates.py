@@ -321,3 +321,23 @@ def test_masks_switch_off_channel_by_channel() -> None:
     for out in seen.values():
         assert not bool((out[:, 1::2] != 0).any())
         assert bool((out[:, ::2] != 0).any())
+
+
+def test_recurrent_modules_with_gates_are_copied_after_they_ran() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.reads = nn.Conv2d(3, 8, 3), nn.GRU(8, 6, batch_first=True)
+            self.last = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.reads(self.first(x).relu().mean(3).mT)[0][:, -1])
+
+    model, image = Reader(), torch.randn(2, 3, 8, 8)
+    gates = insert_gates_(model, secateur.analyze(model, image))
+    assert "reads" in {site.module for site in gates.whole.sites}
+    before = model(image)
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(image), before)
+    assert twin.reads._parameters["weight_ih_l0"] is not model.reads._parameters["weight_ih_l0"]
+    torch.testing.assert_close(merge_gates_(twin)(image), before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from secateur.channels.groups import ChannelGraph
 from secateur.channels.guard import check_module
 from secateur.channels.plan import Plan
 from secateur.channels.shapes import memory_format
-from secateur.errors import InvalidArgument, InvalidModel, InvalidPlan
+from secateur.errors import InvalidArgument, InvalidModel, InvalidOptimizer, InvalidPlan
 
 
 def shrink(model: nn.Module, plan: Plan) -> nn.Module:
@@ -84,6 +85,8 @@ def shrink_(
     """
     tensors = tensors_for(model, plan, since)
     cuts = cuts_between(plan, since)
+    if optimizer is not None:
+        check_optimizer(optimizer, {name: tensors[name] for name in cuts})
     for name, indices in cuts.items():
         tensor = tensors[name]
         shape = tensor.shape
@@ -132,21 +135,36 @@ def cut(tensor: Tensor, shape: torch.Size, indices: dict[int, Tensor]) -> Tensor
     return tensor.contiguous(memory_format=layout)
 
 
+def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
+    """Raise if the optimizer keeps something of these parameters that could not be cut along."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidOptimizer(f"the optimizer is one of torch.optim.Optimizer, got {type(optimizer).__name__}")
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+            if not _follows(value, parameter) and any(tensor.numel() > 1 for tensor in tensors):
+                raise InvalidOptimizer(
+                    f"{type(optimizer).__name__} keeps {key!r} of {name}, which has another shape and cannot be cut: "
+                    "cut without the optimizer, and make a new one"
+                )
+
+
+def _follows(value: Any, parameter: Tensor) -> bool:
+    """Whether it is a tensor with one element for each of the parameter's, or for all along some axes."""
+    return (
+        isinstance(value, Tensor)
+        and value is not parameter
+        and value.dim() == parameter.dim()
+        and all(a in (b, 1) for a, b in zip(value.shape, parameter.shape, strict=True))
+    )
+
+
 def _cut_optimizer(optimizer: torch.optim.Optimizer, parameter: Tensor, indices: dict[int, Tensor]) -> None:
     """Cut what the optimizer keeps per element: tensors that follow the parameter's shape, in its state and groups."""
     shape = parameter.shape
-
-    def follows(value: Any) -> bool:
-        return (
-            isinstance(value, Tensor)
-            and value is not parameter
-            and value.dim() == len(shape)
-            and all(a in (b, 1) for a, b in zip(value.shape, shape, strict=True))
-        )
-
     state = optimizer.state.get(parameter, {})
     for key, value in state.items():
-        if follows(value):
+        if _follows(value, parameter):
             state[key] = cut(value, shape, indices)
     for group in optimizer.param_groups:
         position = next((i for i, p in enumerate(group["params"]) if p is parameter), None)
@@ -157,7 +175,7 @@ def _cut_optimizer(optimizer: torch.optim.Optimizer, parameter: Tensor, indices:
                 key != "params"
                 and isinstance(values, list)
                 and len(values) == len(group["params"])
-                and follows(values[position])
+                and _follows(values[position], parameter)
             ):
                 values[position] = cut(values[position], shape, indices)
 

@@ -135,7 +135,10 @@ class Watch(EagerMode):
                 self._give_up(call, f"operator {func} is unknown")
         for tensor, before in written:
             self._memory.settle(tensor, before)
-            if tensor.layout is torch.strided and (leaf := self._homes.get(tensor.untyped_storage()._cdata)) is not None:
+            if (
+                tensor.layout is torch.strided
+                and (leaf := self._homes.get(tensor.untyped_storage()._cdata)) is not None
+            ):
                 leaf.written = True
         if operator.shares_memory:
             self._memory.relate([*inputs, *tensors_in(out if isinstance(out, (tuple, list)) else (out,))])

@@ -118,8 +118,14 @@ def _gated_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Modul
         # On a CPU torch crashes in the backward pass of data with channels last that need no gradient themselves.
         return base.forward(module, data if data.requires_grad else data.contiguous(), *args)
 
+    def state_of(module: nn.RNNBase) -> dict[str, Any]:
+        # A recurrent module keeps the weights that it has read; those that are computed cannot be copied.
+        raw = [module._parameters[name] for name in module._flat_weights_names]
+        return {**nn.RNNBase.__getstate__(module), "_flat_weights": raw}
+
     members: dict[str, Any] = {name: read(name) for name in names}
     members |= {"forward": forward} if issubclass(base, nn.GroupNorm) else {}
+    members |= {"__getstate__": state_of} if issubclass(base, nn.RNNBase) else {}
     return type(f"Gated{base.__name__}", (Gated, base), {**members, "__module__": base.__module__})
 
 

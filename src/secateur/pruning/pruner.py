@@ -13,6 +13,7 @@ from secateur.channels.analyze import Ignore, analyze
 from secateur.channels.cost import Cost
 from secateur.channels.groups import ChannelGraph, check_graph
 from secateur.channels.plan import Plan
+from secateur.channels.shrink import check_optimizer
 from secateur.channels.table import quantity
 from secateur.errors import InvalidArgument, InvalidModel, InvalidOptimizer, InvalidSetting
 from secateur.pruning.gates import FilterScale, Gates, insert_gates_, merge_gates_
@@ -278,6 +279,7 @@ class Pruner:
             raise InvalidSetting("this Pruner has merged its gates: make a new one of the model to prune it further")
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        check_optimizer(optimizer, dict(self.model.named_parameters()))
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         names = {id(p): name for name, p in self.model.named_parameters()}
         missing = [names[id(phi)] for phi in self.gates.trainable if id(phi) not in held]
