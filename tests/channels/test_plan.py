@@ -23,6 +23,7 @@ def graph() -> secateur.ChannelGraph:
 def test_keep_names_what_stays(graph: secateur.ChannelGraph) -> None:
     plan = Plan.keep(graph, {"0": [0, 9, 4]})
     assert plan.groups == {"0": [0, 4, 9]} == Plan.keep(graph, {"0": torch.tensor([4, 0, 9])}).groups
+    assert plan.groups == Plan.keep(graph, {"0": list(torch.tensor([4, 0, 9]).numpy())}).groups
     assert list(plan.slices()) == [
         ("0.weight", 0, [1, 2, 3, 5, 6, 7, 8], "produces"),
         ("0.bias", 0, [1, 2, 3, 5, 6, 7, 8], "produces"),
@@ -64,6 +65,7 @@ def test_json_there_and_back(graph: secateur.ChannelGraph) -> None:
         ({"0": [10]}, "group '0' has channels 0 to 9, but the plan keeps 10"),
         ({"0": [-1]}, "but the plan keeps -1"),
         ({"0": [True]}, "but the plan keeps True"),
+        ({"0": [0, 2, 0]}, "keeps a channel of group '0' twice"),
         ({"0": torch.ones(10) > 0}, "but the plan keeps True"),
         ({"0": []}, "would leave nothing of 0; keep at least one channel of group '0'"),
         ({"4": [0]}, "the channels of '4' must stay: each reaches the model's output"),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import secateur
 from secateur.models.lookup import find_model
+from secateur.results import load as load_module
 
 
 class Odd(nn.Module):
@@ -111,6 +112,32 @@ def test_a_build_that_makes_constants_or_reads_a_checkpoint(
     assert not recwarn.list
 
 
+def test_a_build_that_wants_arguments(tmp_path: Path) -> None:
+    saved(Odd(), tmp_path, torch.randn(2, 3, 6, 6))
+    with pytest.raises(secateur.InvalidModel, match=r"build is called without arguments.*'width'"):
+        secateur.load(tmp_path, build=lambda width: Odd())
+
+
+def test_a_network_that_must_be_built_is_no_larger_than_its_weights_let_expect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = {"name": "resnet20", "options": {"width": 0.25}}
+    saved(find_model("resnet20", width=0.25), tmp_path, torch.randn(2, 3, 32, 32), network=network)
+    monkeypatch.setattr(load_module, "_has_own_values", lambda model: True)
+    secateur.load(tmp_path)
+    monkeypatch.setattr(load_module, "MOST_TIMES", 0.5)
+    with pytest.raises(secateur.DamagedResult, match="much larger than what"):
+        secateur.load(tmp_path)
+
+
+def test_a_network_pruned_in_another_precision(tmp_path: Path) -> None:
+    example = torch.randn(2, 3, 6, 6)
+    saved(Odd(), tmp_path, example)
+    path = tmp_path / "model.safetensors"
+    rewrite(path, **{name: tensor.double() for name, tensor in load_file(path).items() if tensor.is_floating_point()})
+    assert secateur.load(tmp_path, build=Odd).first.weight.dtype == torch.float64
+
+
 def test_a_build_that_returns_a_job(tmp_path: Path) -> None:
     example = torch.randn(2, 3, 6, 6)
     result = saved(Odd(), tmp_path, example)
@@ -167,6 +194,9 @@ PLANS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "another format": (lambda plan: plan.update(format="pickle"), "does not say"),
     "a later version": (lambda plan: plan.update(version=3), "its version is 3, and this Secateur reads up to 2"),
     "no groups": (lambda plan: plan.pop("groups"), 'it has no "groups"'),
+    "a group of nothing": (lambda plan: plan["groups"].update(first={}), "cannot read"),
+    "a channel too large": (lambda plan: plan["groups"]["first"].update(kept=[8]), "must rise from 0 to 7"),
+    "a channel twice": (lambda plan: plan["groups"]["first"].update(kept=[2, 2]), "must rise from 0 to 7"),
     "an index too large": (lambda plan: first_of(plan)["kept"].update({"0": [0, 8]}), "must rise from 0 to 7"),
     "a negative index": (lambda plan: first_of(plan)["kept"].update({"0": [-1, 2]}), "must rise from 0 to 7"),
     "an index twice": (lambda plan: first_of(plan)["kept"].update({"0": [2, 2]}), "must rise from 0 to 7"),
@@ -215,7 +245,9 @@ NETWORKS = {
         "options that no result needs",
     ),
     "a download": ({"name": "torchvision:resnet18", "options": {"weights": "DEFAULT"}}, "that no result needs"),
-    "a nest": ({"name": "resnet20", "options": {"num_classes": [[]]}}, "options that are not plain"),
+    "a nest": ({"name": "resnet20", "options": {"num_classes": [[]]}}, "not plain or too large"),
+    "a giant": ({"name": "resnet20", "options": {"width": 1e9}}, "not plain or too large"),
+    "a large one": ({"name": "resnet20", "options": {"width": 1e4}}, "does not fit the network"),
     "nothing": (None, "does not say which network it is of"),
     "no name": ({"options": {}}, "does not say which network it is of"),
     "unknown": ({"name": "torchvision:resnet19"}, "there is no torchvision network 'resnet19'"),
@@ -255,6 +287,7 @@ WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: rewrite(path, **{"last.bias": torch.ones(3)}),
         "last.bias in .* is 3, and should be 2",
     ),
+    "another precision": (lambda path: rewrite(path, **{"last.bias": torch.ones(2).half()}), "float16, and should be"),
     "whole numbers": (lambda path: rewrite(path, **{"last.bias": torch.ones(2).int()}), "is of torch.int32"),
     "no numbers": (
         lambda path: rewrite(path, **{"last.bias": torch.full((2,), torch.nan)}),

@@ -98,7 +98,7 @@ class Cuts:
                     total += len(indices)
                     if total > MOST:
                         raise ValueError(f"it names more than {MOST:,} indices")
-                    kept[name][int(axis)] = _indices(indices, shapes[name][int(axis)], name)
+                    kept[name][int(axis)] = checked_indices(indices, shapes[name][int(axis)], name)
             sizes = [
                 Size(str(module), str(attribute), None if position is None else _whole(position), *map(_whole, numbers))
                 for module, attribute, position, *numbers in data["sizes"]
@@ -108,7 +108,8 @@ class Cuts:
         return cls(shapes, kept, tuple(sizes))
 
 
-def _indices(values: list[Any], size: int, name: str) -> Tensor:
+def checked_indices(values: list[Any], size: int, name: str) -> Tensor:
+    """Indices that are left of something of that size: whole numbers that rise; raises `ValueError` if not."""
     if not values or not all(type(value) is int for value in values):
         raise ValueError(f"what is left of {name} must be a list of indices, at least one")
     if values[0] < 0 or values[-1] >= size or any(a >= b for a, b in pairwise(values)):

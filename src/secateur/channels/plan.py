@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,8 +86,8 @@ class Plan:
     @classmethod
     def drop(cls, graph: ChannelGraph, fraction: float = 0.3, seed: int = 0) -> Plan:
         """Drop this fraction of every group at random: the nearest number, one at least, never all."""
-        if not 0 <= fraction < 1:
-            raise InvalidPlan(f"fraction must be at least 0 and below 1, got {fraction}")
+        if not isinstance(fraction, int | float) or not 0 <= fraction < 1:
+            raise InvalidPlan(f"fraction must be at least 0 and below 1, got {fraction!r}")
         generator = torch.Generator().manual_seed(seed)
         kept = check_graph(graph).all_kept()
         for group in graph.groups:
@@ -145,7 +146,7 @@ class Plan:
         """Read a plan written by `to_json` and check it against the graph."""
         try:
             data: Any = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (TypeError, ValueError) as error:
             raise InvalidPlan(f"a plan is JSON, but: {error}") from None
         if (
             not isinstance(data, dict)
@@ -180,8 +181,11 @@ def _checked(group: ChannelGroup, indices: Any) -> list[int]:
         raise InvalidPlan(f"the channels to keep of group {group.name!r} are a list of numbers, got {chosen!r}")
     chosen = list(chosen)
     for index in chosen:
-        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < group.size:
+        if isinstance(index, bool) or not hasattr(index, "__index__") or not 0 <= operator.index(index) < group.size:
             raise InvalidPlan(f"group {group.name!r} has channels 0 to {group.size - 1}, but the plan keeps {index!r}")
+    chosen = [operator.index(index) for index in chosen]
+    if len(set(chosen)) < len(chosen):
+        raise InvalidPlan(f"the plan keeps a channel of group {group.name!r} twice: {chosen!r:.80}")
     if not chosen:
         layers = ", ".join(group.layers) or group.name
         raise InvalidPlan(

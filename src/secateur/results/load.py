@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable
@@ -13,10 +14,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from secateur.channels.analyze import analyze
-from secateur.channels.cuts import Cuts
+from secateur.channels.cuts import Cuts, checked_indices
 from secateur.channels.plan import VERSION, Plan
 from secateur.channels.shrink import shrink_, tensors_of
-from secateur.errors import DamagedResult, InvalidModel, InvalidPlan
+from secateur.errors import DamagedResult, InvalidModel, InvalidPlan, SecateurError
 from secateur.models.lookup import example_for, find_model, is_known, network_of
 from secateur.results.structure import read_json
 
@@ -24,6 +25,8 @@ LARGEST_PLAN = 2**28
 """Bytes that a plan.json may have to be read."""
 OPTIONS = {"num_classes", "width", "depth", "shortcut", "in_channels", "in_chans", "aux_logits", "init_weights"}
 """What a file may ask a builder for; none of them makes it fetch or read anything."""
+LARGEST_OPTION, MOST_TIMES = 100_000, 1000
+"""How large a number it may ask for, and how many times as large as its weights a network that has to be built."""
 
 
 def load(path: str | Path, build: Callable[[], Any] | None = None, example: Any = None) -> nn.Module:
@@ -33,13 +36,15 @@ def load(path: str | Path, build: Callable[[], Any] | None = None, example: Any 
         Secateur's, torchvision's or timm's and the result says which.
     example: an input of the network; only for results of version 1, which did not say where to cut.
     """
-    if build is not None and (not callable(build) or isinstance(build, nn.Module)):
-        raise InvalidModel(f"build is a function that makes the whole network, got {type(build).__name__}")
+    if build is not None:
+        _check_build(build)
     folder = find_result(Path(path))
     plan = read_plan(folder / "plan.json")
     make = build if build is not None else _builder(plan, folder)
-    # Constants of the user's own modules, if they were made on the meta device, would stay without values.
-    model = _build(make, on_meta="cuts" in plan and build is None)
+    with torch.random.fork_rng(devices=[]):
+        # Constants of the user's own modules, if they were made on the meta device, would stay without values.
+        model = _without_memory(make, folder) if build is None and "cuts" in plan else None
+        model = network_of(make(), "build")[0] if model is None else model
     if "cuts" in plan:
         _worded(folder, lambda: Cuts.from_dict(plan["cuts"]).apply_(model))
     elif plan["groups"]:
@@ -47,6 +52,17 @@ def load(path: str | Path, build: Callable[[], Any] | None = None, example: Any 
         _worded(folder, lambda: shrink_(model, Plan.from_json(analyze(model, example), json.dumps(plan))))
     fill_(model, folder / "model.safetensors")
     return model.eval()
+
+
+def _check_build(build: Any) -> None:
+    if not callable(build) or isinstance(build, nn.Module):
+        raise InvalidModel(f"build is a function that makes the whole network, got {type(build).__name__}")
+    try:
+        inspect.signature(build).bind()
+    except TypeError as error:
+        raise InvalidModel(f"build is called without arguments, and cannot be: {error}") from error
+    except ValueError:
+        pass  # what is written in C may not tell
 
 
 def find_result(path: Path) -> Path:
@@ -72,7 +88,9 @@ def read_plan(path: Path) -> dict[str, Any]:
             raise ValueError(f"its version is {plan.get('version')!r:.40}, and this Secateur reads up to {VERSION}")
         if not isinstance(plan.get("groups"), dict):
             raise ValueError('it has no "groups"')
-    except (OSError, ValueError, RecursionError) as error:
+        for name, entry in plan["groups"].items():
+            checked_indices(entry["kept"], entry["size"], name)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedResult(f"cannot read {path}: {error}") from error
     return plan
 
@@ -87,8 +105,8 @@ def _builder(plan: dict[str, Any], folder: Path) -> Callable[[], nn.Module]:
         raise InvalidModel(f"{folder} is of {name!r:.80}, which is not ours: name what makes it, as build= or --build")
     if not isinstance(options, dict) or not set(options) <= OPTIONS:
         raise DamagedResult(f"{folder / 'plan.json'} asks for options that no result needs: {options!r:.80}")
-    if not all(isinstance(value, str | int | float) for value in options.values()):
-        raise DamagedResult(f"{folder / 'plan.json'} asks for options that are not plain: {options!r:.80}")
+    if not all(isinstance(value, str) or _is_small(value) for value in options.values()):
+        raise DamagedResult(f"{folder / 'plan.json'} asks for what is not plain or too large: {options!r:.80}")
     return lambda: find_model(name, **options)
 
 
@@ -102,18 +120,28 @@ def _as_pruned(folder: Path) -> str:
     return f"--build {recipe}, or build={recipe.partition(':')[2]} in Python"
 
 
-def _build(build: Callable[[], Any], on_meta: bool) -> nn.Module:
-    """The whole network; without memory for its tensors where all of them will come from the file."""
-    with torch.random.fork_rng(devices=[]):
-        if on_meta:
-            try:
-                with torch.device("meta"):
-                    model = build()
-            except Exception:  # code that looks at values cannot be run without any
-                model = None
-            if isinstance(model, nn.Module) and not _has_own_values(model):
-                return model
-        return network_of(build(), "build")[0]
+def _is_small(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= LARGEST_OPTION
+
+
+def _without_memory(build: Callable[[], nn.Module], folder: Path) -> nn.Module | None:
+    """The whole network without memory for its tensors, all of which will come from the file; None if it needs some."""
+    try:
+        with torch.device("meta"):
+            model = build()
+    except SecateurError:
+        raise
+    except Exception as error:
+        if "meta" in str(error):  # code that looks at values cannot be run without any
+            return None
+        raise DamagedResult(f"the network that {folder / 'plan.json'} names cannot be built: {error}") from error
+    if not _has_own_values(model):
+        return model
+    weights = folder / "model.safetensors"
+    size = weights.stat().st_size if weights.is_file() else 0
+    if sum(tensor.nbytes for tensor in tensors_of(model).values()) > MOST_TIMES * size:
+        raise DamagedResult(f"{folder / 'plan.json'} names a network that is much larger than what {weights} is of")
+    return None
 
 
 def _has_own_values(model: nn.Module) -> bool:
@@ -153,9 +181,18 @@ def fill_(model: nn.Module, path: Path) -> None:
     except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise DamagedResult(f"cannot read {path}: {error}") from error
     parameters = dict(model.named_parameters())
+    kinds: dict[torch.dtype, torch.dtype] = {}
+    """A network may have been pruned in another precision than it is built in, but then all of it."""
     for name, tensor in loaded.items():
-        if tensor.is_floating_point() != own[name].is_floating_point() or tensor.is_complex() != own[name].is_complex():
-            raise DamagedResult(f"{name} in {path} is of {tensor.dtype}, and should be of {own[name].dtype}")
+        found, wanted = tensor.dtype, own[name].dtype
+        if (
+            (found.is_floating_point, found.is_complex)
+            == (wanted.is_floating_point, wanted.is_complex)
+            != (False, False)
+        ):
+            wanted = kinds.setdefault(wanted, found)
+        if found != wanted:
+            raise DamagedResult(f"{name} in {path} is of {found}, and should be of {wanted}")
         if tensor.is_floating_point() and bool(tensor.isnan().any() | (name in parameters and tensor.isinf().any())):
             raise DamagedResult(f"{name} in {path} holds values that are no numbers")
     _replace_(model, {id(own[name]): tensor for name, tensor in loaded.items()})
