@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from secateur.cli.analyze import parse_shape
 from secateur.cli.command import _commands
 from secateur.cli.command import _run as run_command
 from secateur.cli.display import waiting
-from secateur.errors import InvalidExample, UnknownName
+from secateur.errors import DamagedCheckpoint, InvalidExample, UnknownName
 
 
 def run(*arguments: str, **kwargs) -> subprocess.CompletedProcess[str]:
@@ -145,6 +146,29 @@ def test_a_file_that_is_missing_is_told_with_the_line_of_the_users_code(run, pla
     assert re.fullmatch(rf"secateur: .*No such file or directory: 'nowhere'{place}\n", capsys.readouterr().err)
     with pytest.raises(FileNotFoundError):
         run_command(SimpleNamespace(run=run, debug=True))
+
+
+def test_a_damaged_checkpoint_is_told_in_one_line():
+    run_command(SimpleNamespace(run=lambda: ""))
+    assert warnings.formatwarning("it is put aside", DamagedCheckpoint, "x.py", 1) == "secateur: it is put aside\n"
+    assert "x.py:1: UserWarning: other" in warnings.formatwarning("other", UserWarning, "x.py", 1)
+
+
+def test_the_demo_looks_at_its_folder_first(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("secateur.recipes.demo.run_demo", lambda *_: pytest.fail("it has begun"))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["demo", "--out", str(tmp_path / "file")])
+    assert stop.value.code == 2
+
+
+def test_what_starts_anew_does_not_go_on_after_ctrl_c(capsys):
+    def run():
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit):
+        run_command(SimpleNamespace(run=run, debug=False))
+    assert capsys.readouterr().err == "secateur: interrupted; nothing was saved\n"
 
 
 @pytest.mark.parametrize("begun", [False, True])

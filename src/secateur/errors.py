@@ -73,6 +73,10 @@ class Interrupted(SecateurError):
         return self
 
 
+class LostProcess(SecateurError):
+    """Another process of the same run has ended."""
+
+
 class UnknownName(SecateurError, KeyError):
     """A name that does not exist; the message suggests near ones."""
 
@@ -94,6 +98,10 @@ class RunInUse(SecateurError):
 
 class DamagedRun(SecateurError):
     """The folder of a run cannot be read or written, or what it holds is not what was written."""
+
+
+class DamagedCheckpoint(UserWarning):
+    """A checkpoint was put aside; the run goes on from the one before it."""
 
 
 class CannotExport(SecateurError):

@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, Union
 
-from secateur.errors import Interrupted, SecateurError, place_of, unknown_name
+from secateur.errors import DamagedCheckpoint, Interrupted, SecateurError, place_of, unknown_name
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -122,16 +122,18 @@ def _with_recipe(kind: Any, name: str, arguments: Sequence[str], options: dict[s
 def _run(command: Any) -> None:
     # Torch complains on import where numpy is not installed; nothing here needs it.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    warnings.formatwarning = _worded
     try:
         if text := command.run():
             print(text, flush=True)
     except BrokenPipeError:
         _end_quietly()
     except Interrupted as stop:
-        print(f"secateur: {stop}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # of torchrun's processes, one speaks
+            print(f"secateur: {stop}", file=sys.stderr)
         sys.exit(128 + stop.signal)
     except KeyboardInterrupt:
-        print(f"secateur: interrupted; go on with: {_what_goes_on(command)}", file=sys.stderr)
+        print(f"secateur: interrupted; {_what_next(command)}", file=sys.stderr)
         sys.exit(130)
     except (SecateurError, OSError) as error:
         if command.debug:
@@ -139,12 +141,18 @@ def _run(command: Any) -> None:
         sys.exit(_complain(error))
 
 
-def _what_goes_on(command: Any) -> str:
-    """What to do after an end without a checkpoint: a run that has begun is resumed, anything else done once more."""
+def _worded(message: Any, category: type[Warning], *place: Any, _usual: Any = warnings.formatwarning) -> str:
+    """A warning of ours is a line for the user, with or without --quiet."""
+    return f"secateur: {message}\n" if category is DamagedCheckpoint else _usual(message, category, *place)
+
+
+def _what_next(command: Any) -> str:
+    """What to do after an end without a checkpoint: a run that has begun is resumed."""
     out = command.output.out if hasattr(command, "output") else None
     if out is not None and (out / "config.json").is_file():
-        return f"secateur resume {shlex.quote(str(out))}"
-    return "the same command as before"
+        return f"go on with: secateur resume {shlex.quote(str(out))}"
+    keeps = out is not None or type(command).__name__ in ("Resume", "Reproduce")
+    return "go on with: the same command as before" if keeps else "nothing was saved"
 
 
 def _end_quietly() -> None:

@@ -5,6 +5,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,9 @@ class Demo:
         from secateur.recipes.demo import SETTINGS, run_demo
 
         settings = SETTINGS.but(keep_macs=self.keep_macs, seed=self.seed)
+        self.out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=self.out):
+            pass  # rather now than when all is done
         done = run_demo(self.out, settings, lambda text: print(text, file=sys.stderr, flush=True))
         if self.json:
             return json.dumps(done.to_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -116,7 +117,7 @@ def watched(
 ) -> Result:
     """Do a run under the user's eyes."""
     from secateur.recipes.work import Watcher, perform
-    from secateur.training.distributed import World
+    from secateur.training.distributed import World, worded
 
     leads = World.current().leads
     place = find_device(device)
@@ -143,7 +144,8 @@ def watched(
         if advice := engine.advice(place.type):
             display.say(advice)
         watcher = Watcher(say=display.say, step=display.step, event=note, guard=guard)
-        return perform(order, settings, engine, output.out, place, watcher, further)
+        with worded(f"go on with: torchrun ... -m secateur resume {shlex.quote(str(output.out))}"):
+            return perform(order, settings, engine, output.out, place, watcher, further)
 
 
 def find_device(name: str) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from contextlib import closing
@@ -112,6 +113,23 @@ def keep_files(job: Job, order: Order, settings: TickTock, out: Path, further: P
             if further is None:
                 _remember(replace(job, model=copy_model(job.model)), order, settings, out)
     world.wait()
+
+
+def sums_of(out: Path) -> dict[str, str]:
+    """What tells whether the files that a run has put into its folder are still the same."""
+    return {name: _sum_of(out / name) for name in TAKEN if (out / name).is_file()}
+
+
+def check_files(out: Path, sums: dict[str, str]) -> None:
+    """Raise if one of them is another; one that is missing is found out when it is read."""
+    for name in TAKEN:
+        if name in sums and (out / name).is_file() and _sum_of(out / name) != sums[name]:
+            raise DamagedRun(f"{out / name} is damaged: restore it, or start a new run elsewhere")
+
+
+def _sum_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def prepare(job: Job, order: Order, settings: TickTock, out: Path) -> tuple[nn.Module, nn.Module | None, Plan | None]:

@@ -16,7 +16,7 @@ from secateur.channels.example import Example
 from secateur.errors import DamagedRun, Diverged, Interrupted, InvalidSetting, MissingExtra
 from secateur.recipes.jobs import Order, build
 from secateur.recipes.paper import find_recipe
-from secateur.recipes.starts import TAKEN, TEACHER, keep_files, prepare
+from secateur.recipes.starts import TAKEN, TEACHER, check_files, keep_files, prepare, sums_of
 from secateur.recipes.timing import latency_table, time_left
 from secateur.results.artifact import save
 from secateur.results.bench import latency
@@ -73,7 +73,9 @@ def perform(
             _check_same(order, out)
         watcher.say(f"building {order.recipe}")
         job = build(order, settings.seed, device)
-        if not begun:
+        if begun:
+            check_files(out, read_config(out).get("files", {}))
+        else:
             keep_files(job, order, settings, out, further)
         whole, teacher, plan = prepare(job, order, settings, out)
         graph = analyze(job.model, job.example)
@@ -95,7 +97,7 @@ def perform(
                 job.task,
                 engine=engine,
                 folder=out,
-                about=about,
+                about={**about, "files": sums_of(out)},
                 say=watcher.say,
                 teacher=teacher,
                 latency=table,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -55,7 +54,7 @@ class Cursor:
 class Record:
     """Writes down a run as it goes, and puts one that was stopped back where it was."""
 
-    def __init__(self, run: Run, path: str | Path, about: dict[str, Any], say: Callable[[str], None]) -> None:
+    def __init__(self, run: Run, path: str | Path, about: dict[str, Any]) -> None:
         check_state(run.pruner.score)
         check_extra_state(run.model)
         self.run = run
@@ -68,7 +67,7 @@ class Record:
         }
         with as_it_was(self.path, ORIGINAL) if run.world.leads else nullcontext():
             try:
-                self.folder = RunFolder(path, say=say) if run.world.leads else None
+                self.folder = RunFolder(path) if run.world.leads else None
                 self._open(mine, about)
             except BaseException:
                 self.finish()

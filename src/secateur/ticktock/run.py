@@ -126,7 +126,7 @@ class Run:
         self._keep_state()
         self.watch: Callable[[str, int, int], None] | None = None
         """Called after every step with the phase, the batches done and how many there are."""
-        self.record = Record(self, folder, about or {}, say) if folder is not None else None
+        self.record = Record(self, folder, about or {}) if folder is not None else None
 
     def _copy(self, model: nn.Module) -> nn.Module:
         copied = copy_model(model)

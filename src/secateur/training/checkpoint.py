@@ -9,7 +9,7 @@ import re
 import shutil
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from secateur.errors import DamagedRun, InvalidSetting, RunInUse
+from secateur.errors import DamagedCheckpoint, DamagedRun, InvalidSetting, RunInUse
 from secateur.plain import to_json
 from secateur.training.packed import DTYPES, FORMATS, Packed, unpack
 
@@ -34,11 +34,10 @@ REFUSALS = (OSError, ValueError, TypeError, KeyError, RuntimeError, OverflowErro
 class RunFolder:
     """A run on disk: config.json, events.jsonl, checkpoints, and a lock that admits one process."""
 
-    def __init__(self, path: str | Path, *, say: Callable[[str], None] = warnings.warn) -> None:
-        """Make the folder if need be and lock it; `say` is told what is wrong with it, in words."""
+    def __init__(self, path: str | Path) -> None:
+        """Make the folder if need be and lock it."""
         self._lock = self._events = -1
         self.path = Path(path)
-        self.say = say
         try:
             with self._worded("open"):
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -165,7 +164,8 @@ class RunFolder:
                 aside = checkpoint.with_name(f"{checkpoint.name}.damaged")
                 shutil.rmtree(aside, ignore_errors=True)
                 checkpoint.rename(aside)
-                self.say(f"{reason}; it is put aside as {aside.name}, and the run goes on from the one before")
+                told = f"{reason}; it is put aside as {aside.name}, and the run goes on from the one before"
+                warnings.warn(told, DamagedCheckpoint, stacklevel=2)
             os.ftruncate(self._events, events)
         return state
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from secateur.errors import InvalidSetting
+from secateur.errors import InvalidSetting, LostProcess
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,17 @@ def join() -> World:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         dist.init_process_group("nccl" if cuda else "gloo")
     return World.current()
+
+
+@contextmanager
+def worded(remedy: str) -> Iterator[None]:
+    """What a process says when another one has ended, in words, with what to do then."""
+    try:
+        yield
+    except RuntimeError as error:
+        if World.current().size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise LostProcess(f"another process of this run has ended; {remedy}") from error
 
 
 def leave() -> None:
