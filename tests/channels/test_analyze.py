@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import secateur
 
@@ -433,3 +433,15 @@ def test_what_we_look_at_ourselves_is_not_the_models_doing() -> None:
             return self.last(x * x.mean((2, 3), keepdim=True).sigmoid())
 
     assert secateur.analyze(Gated(), torch.randn(1, 3, 8, 8)).notes == ()
+
+
+def test_hooks_and_flags_that_a_forward_pass_sets_are_undone() -> None:
+    class Setting(nn.Sequential):
+        def forward(self, input: Tensor) -> Tensor:
+            self[0].register_forward_hook(lambda *_: None)
+            self[0].weight.requires_grad_(False)
+            return super().forward(input)
+
+    model = Setting(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 2, 1))
+    secateur.analyze(model, torch.randn(1, 3, 8, 8))
+    assert (len(model[0]._forward_hooks), model[0].weight.requires_grad) == (0, True)

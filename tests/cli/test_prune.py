@@ -164,6 +164,8 @@ def test_a_run_that_diverges_leaves_the_network_as_it_last_was(
 def test_what_the_system_refuses_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     status, _, err = call(capsys, "prune", *SHORT, "--out", str(tmp_path / "file"))
+    assert (status, err) == (2, f"secateur: {tmp_path / 'file'} is a file: name a folder with --out\n")
+    status, _, err = call(capsys, "prune", *SHORT, "--out", str(tmp_path / "file" / "run"))
     assert (status, err.splitlines()[-1].startswith("secateur: cannot open the run in ")) == (2, True)
 
 

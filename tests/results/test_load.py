@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import secateur
-from secateur.models.lookup import find_model
+from secateur.models.lookup import BUILT_IN, find_model
 from secateur.results import load as load_module
 
 
@@ -127,6 +127,21 @@ def test_a_network_that_must_be_built_is_no_larger_than_its_weights_let_expect(
     secateur.load(tmp_path)
     monkeypatch.setattr(load_module, "MOST_TIMES", 0.5)
     with pytest.raises(secateur.DamagedResult, match="much larger than what"):
+        secateur.load(tmp_path)
+
+
+def test_a_network_whose_code_looks_at_values_when_it_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(width: float) -> nn.Module:
+        assert torch.ones(2).sum().item() == 2
+        return find_model("resnet20", width=width)
+
+    monkeypatch.setitem(BUILT_IN, "odd", build)
+    example, network = torch.randn(2, 3, 32, 32), {"name": "odd", "options": {"width": 0.25}}
+    result = saved(build(0.25), tmp_path, example, network=network)
+    same(result, secateur.load(tmp_path), example)
+    monkeypatch.delitem(BUILT_IN, "odd")
+    monkeypatch.setitem(BUILT_IN, "odd", lambda width: 1 / 0)
+    with pytest.raises(secateur.DamagedResult, match=r"names cannot be made: .*ZeroDivisionError"):
         secateur.load(tmp_path)
 
 

@@ -185,6 +185,8 @@ def test_batches_and_outputs_of_another_kind() -> None:
         InvalidTask, match=r"a batch must be images and labels, got Tensor; for other batches write Task"
     ):
         classification([]).loss(Fixed(), torch.eye(4))
+    with pytest.raises(InvalidTask, match="images and labels, got a dict of image, label, id; for other batches"):
+        classification([]).loss(Fixed(), {"image": torch.eye(4), "label": torch.arange(4), "id": 1})
     pair = type("Pair", (Fixed,), {"forward": lambda self, x: (x, x)})()
     with pytest.raises(InvalidTask, match="the model gives a tuple instead of one tensor of scores"):
         classification([]).loss(pair, (torch.eye(4), torch.arange(4)))

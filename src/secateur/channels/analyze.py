@@ -198,7 +198,7 @@ def _computes_weights(module: nn.Module) -> bool:
 
 def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:
     modules = dict(model.named_modules())
-    if isinstance(ignore, (str, nn.Module)):
+    if isinstance(ignore, (str, nn.Module)) or not (callable(ignore) or isinstance(ignore, Iterable)):
         ignore = [ignore]
     if callable(ignore):
         chosen = {name for name, module in modules.items() if ignore(name, module)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -116,8 +117,9 @@ def undisturbed(model: nn.Module, values: bool = True) -> Iterator[None]:
         (value, type(value)(value))
         for saved in attributes
         for value in saved.values()
-        if type(value) in (dict, list, set)
+        if type(value) in (dict, OrderedDict, list, set)
     ]
+    trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.layout is torch.strided]
     contained = [(tensor, tensor.data, tensor.detach().clone()) for tensor in tensors if values]
     devices = sorted({t.device.index for t in tensors if t.device.type == "cuda" and t.device.index is not None})
@@ -144,6 +146,9 @@ def undisturbed(model: nn.Module, values: bool = True) -> Iterator[None]:
                 else:
                     value.clear()
                     value.update(saved)
+            for parameter, flag in trained:
+                if parameter.requires_grad != flag:
+                    parameter.requires_grad_(flag)
             for tensor, memory, value in contained:
                 if tensor.data_ptr() != memory.data_ptr():
                     tensor.data = memory

@@ -92,6 +92,8 @@ class Output:
     """Show the traceback of an error."""
 
     def must_be_new(self) -> None:
+        if self.out.is_file():
+            raise InvalidSetting(f"{self.out} is a file: name a folder with --out")
         if (self.out / "config.json").exists():
             raise InvalidSetting(f"{self.out} holds a run already: secateur resume {self.out}, or name another --out")
 

@@ -45,7 +45,7 @@ def find_model(name: str, **kwargs: Any) -> nn.Module:
 
 def build_named(name: str, **kwargs: Any) -> Any:
     """What the builder of that name returns; of the user's own code that may be anything."""
-    builder = _find_builder(name)
+    builder = find_builder(name)
     try:
         with warnings.catch_warnings():
             # Of torchvision's GoogLeNet and Inception; random weights are what is asked for here.
@@ -105,7 +105,8 @@ def _is_detector(model: nn.Module) -> bool:
     return any(base.__module__.startswith("torchvision.models.detection") for base in type(model).__mro__)
 
 
-def _find_builder(name: str) -> Callable[..., nn.Module]:
+def find_builder(name: str) -> Callable[..., nn.Module]:
+    """What builds the network of that name."""
     source, colon, rest = name.partition(":")
     if not colon:
         return _find_built_in(name)
@@ -151,6 +152,8 @@ def _find_in_timm(name: str) -> Callable[..., nn.Module]:
 
 def find_callable(module_name: str, attribute: str) -> Callable[..., Any]:
     """What `package.module:callable` names."""
+    if not module_name or not attribute:
+        raise UnknownName(f"'{module_name}:{attribute}' names no callable of a module, as package.module:callable does")
     if module_name.endswith(".py") or "/" in module_name:
         file = Path(module_name).with_suffix("")
         from_there = f"{file.name}:{attribute}, from the folder that holds it (cd {file.parent})"

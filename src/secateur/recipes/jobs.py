@@ -14,7 +14,7 @@ from torch import nn
 from secateur.data.arrays import Arrays
 from secateur.data.catalog import Dataset, find_dataset
 from secateur.errors import InvalidModel, InvalidSetting, InvalidTask, SecateurError, UnknownName
-from secateur.models.lookup import find_callable, find_model
+from secateur.models.lookup import find_builder, find_callable, find_model
 from secateur.nested import map_tensors
 from secateur.recipes.experiments import EXPERIMENTS
 from secateur.recipes.paper import find_recipe, is_recipe
@@ -119,6 +119,7 @@ def build(order: Order, seed: int, device: torch.device) -> Job:
             return _build_own(order).to(device)
     recipe = find_recipe(order.recipe)
     dataset = find_dataset(recipe.data)
+    find_builder(recipe.network)  # a wrong name is told before data are read, or missed
     train, test = dataset.load(order.data, recipe.batch_size if order.batch_size is None else order.batch_size)
     erase = recipe.erase if order.erase is None else order.erase
     if order.hold_out or erase:

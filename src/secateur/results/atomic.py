@@ -14,7 +14,10 @@ def write(path: str | Path, fill: Callable[[Path], object]) -> None:
     """Let `fill` write a new file beside it, in a folder that is made if need be, then put that in its place."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None  # not the name of a temporary file
     os.close(handle)
     try:
         try:

@@ -17,7 +17,7 @@ from secateur.channels.analyze import analyze
 from secateur.channels.cuts import Cuts, checked_indices
 from secateur.channels.plan import VERSION, Plan
 from secateur.channels.shrink import shrink_, tensors_of
-from secateur.errors import DamagedResult, InvalidModel, InvalidPlan, SecateurError
+from secateur.errors import DamagedResult, InvalidModel, InvalidPlan
 from secateur.models.lookup import example_for, find_model, is_known, network_of
 from secateur.results.structure import read_json
 
@@ -129,12 +129,10 @@ def _without_memory(build: Callable[[], nn.Module], folder: Path) -> nn.Module |
     try:
         with torch.device("meta"):
             model = build()
-    except SecateurError:
-        raise
-    except Exception as error:
+    except InvalidModel as error:
         if "meta" in str(error):  # code that looks at values cannot be run without any
             return None
-        raise DamagedResult(f"the network that {folder / 'plan.json'} names cannot be built: {error}") from error
+        raise DamagedResult(f"the network that {folder / 'plan.json'} names cannot be made: {error}") from error
     if not _has_own_values(model):
         return model
     weights = folder / "model.safetensors"

@@ -183,8 +183,9 @@ def pair(batch: Any) -> tuple[Any, Tensor]:
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and _is_one(batch[1]):
         raise InvalidTask("a batch must hold several images, got one and its label: put a DataLoader around the data")
     if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
+        got = f"a dict of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
         raise InvalidTask(
-            f"a batch must be images and labels, got {type(batch).__name__}; for other batches write "
+            f"a batch must be images and labels, got {got:.200}; for other batches write "
             "Task(train, loss=lambda model, batch: ...)"
         )
     images, labels = batch
