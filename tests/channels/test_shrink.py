@@ -317,6 +317,26 @@ def test_a_bias_may_wake_removed_channels_that_a_norm_puts_to_sleep() -> None:
     assert secateur.verify(model, Plan.keep(graph, {"0": [1, 5, 6]}), images).difference < 1e-12
 
 
+def test_what_is_added_to_a_product_may_be_infinite_or_of_no_weight() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.queries, self.keys = nn.Conv2d(3, 6, 1), nn.Conv2d(3, 6, 1)
+            self.values, self.last = nn.Conv2d(3, 6, 1), nn.Conv1d(6, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            queries, keys, values = (layer(x).flatten(2) for layer in (self.queries, self.keys, self.values))
+            later = x.new_full((64, 64), -torch.inf).triu(1).expand(len(x), -1, -1)
+            likeness = torch.baddbmm(later, queries.mT, keys).softmax(2)
+            nothing = torch.full_like(likeness, torch.nan)
+            return self.last(values @ torch.baddbmm(nothing, likeness, likeness, beta=0))
+
+    model, images = Attention(), torch.randn(2, 3, 8, 8)
+    graph = secateur.analyze(model, images)
+    assert [group.size for group in graph.groups] == [6, 6]
+    assert secateur.verify(model, Plan.drop(graph, 0.5), images).difference < 1e-12
+
+
 def test_optimizers_whose_state_cannot_be_cut_are_refused_first() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1))
     plan = Plan.drop(secateur.analyze(model, IMAGE), 0.5)

@@ -262,7 +262,7 @@ NETWORKS = {
     "a download": ({"name": "torchvision:resnet18", "options": {"weights": "DEFAULT"}}, "that no result needs"),
     "a nest": ({"name": "resnet20", "options": {"num_classes": [[]]}}, "not plain or too large"),
     "a giant": ({"name": "resnet20", "options": {"width": 1e9}}, "not plain or too large"),
-    "a large one": ({"name": "resnet20", "options": {"width": 1e4}}, "does not fit the network"),
+    "a large one": ({"name": "resnet20", "options": {"width": 900}}, "does not fit the network"),
     "nothing": (None, "does not say which network it is of"),
     "no name": ({"options": {}}, "does not say which network it is of"),
     "unknown": ({"name": "torchvision:resnet19"}, "there is no torchvision network 'resnet19'"),

@@ -94,8 +94,8 @@ class Record(EagerMode):
             picked = tuple(t for t in tensors_within((args, out)) if not t.is_floating_point())
             self.steps.append(Choice(_sums(args[0]), args[0].shape, picked))
         elif name in PRODUCTS:
-            product = out - (kwargs or {}).get("beta", 1) * args[0] if name in SHIFTED else out
-            self.steps.append(Product(SHIFTED.get(name, name), _sums(product)))
+            beta = (kwargs or {}).get("beta", 1) if name in SHIFTED else 0
+            self.steps.append(Product(SHIFTED.get(name, name), _sums(_without(beta * args[0], out) if beta else out)))
         return out
 
     def _take_chance_out(self, name: str, out: Any, args: tuple[Any, ...]) -> None:
@@ -113,6 +113,11 @@ class Record(EagerMode):
 
 def _is_coarser(dtype: torch.dtype, precision: torch.dtype) -> bool:
     return dtype.is_floating_point and torch.finfo(dtype).bits < torch.finfo(precision).bits
+
+
+def _without(shift: Tensor, out: Tensor) -> Tensor:
+    """What was there before something was added; zero where that was infinite, as in masks."""
+    return torch.where(shift.isfinite(), out - shift, 0)
 
 
 def _sums(tensor: Tensor) -> Tensor:

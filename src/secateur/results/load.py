@@ -23,10 +23,19 @@ from secateur.results.structure import read_json
 
 LARGEST_PLAN = 2**28
 """Bytes that a plan.json may have to be read."""
-OPTIONS = {"num_classes", "width", "depth", "shortcut", "in_channels", "in_chans", "aux_logits", "init_weights"}
-"""What a file may ask a builder for; none of them makes it fetch or read anything."""
-LARGEST_OPTION, MOST_TIMES = 100_000, 1000
-"""How large a number it may ask for, and how many times as large as its weights a network that has to be built."""
+OPTIONS = {
+    "num_classes": 10**6,
+    "width": 1000,
+    "depth": 1000,
+    "shortcut": 0,
+    "in_channels": 10**5,
+    "in_chans": 10**5,
+    "aux_logits": 1,
+    "init_weights": 1,
+}
+"""What a file may ask a builder for, and the largest number; none of them makes it fetch or read anything."""
+MOST_TIMES = 1000
+"""How many times as large as its weights a whole network may be that has to be built for its values."""
 
 
 def load(path: str | Path, build: Callable[[], Any] | None = None, example: Any = None) -> nn.Module:
@@ -103,9 +112,9 @@ def _builder(plan: dict[str, Any], folder: Path) -> Callable[[], nn.Module]:
     name, options = network["name"], network.get("options", {})
     if not is_known(name):
         raise InvalidModel(f"{folder} is of {name!r:.80}, which is not ours: name what makes it, as build= or --build")
-    if not isinstance(options, dict) or not set(options) <= OPTIONS:
+    if not isinstance(options, dict) or not set(options) <= set(OPTIONS):
         raise DamagedResult(f"{folder / 'plan.json'} asks for options that no result needs: {options!r:.80}")
-    if not all(isinstance(value, str) or _is_small(value) for value in options.values()):
+    if not all(isinstance(value, str) or _is_small(value, OPTIONS[key]) for key, value in options.items()):
         raise DamagedResult(f"{folder / 'plan.json'} asks for what is not plain or too large: {options!r:.80}")
     return lambda: find_model(name, **options)
 
@@ -120,8 +129,8 @@ def _as_pruned(folder: Path) -> str:
     return f"--build {recipe}, or build={recipe.partition(':')[2]} in Python"
 
 
-def _is_small(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= LARGEST_OPTION
+def _is_small(value: Any, largest: int) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= largest
 
 
 def _without_memory(build: Callable[[], nn.Module], folder: Path) -> nn.Module | None:
