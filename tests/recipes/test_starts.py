@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 
 from secateur import Engine, Event, Finished, load
 from secateur.errors import (
-    DamagedRun,
     Interrupted,
     InvalidModel,
     InvalidSetting,
@@ -201,16 +200,6 @@ def test_weights_from_a_file_that_anybody_may_have_written(chain: Chain, name: s
     do(replace(chain.order, weights=str(file)), PRUNING, tmp_path / "run")
     files = [weights(run / "original.safetensors") for run in (tmp_path / "run", chain["pruned"])]
     assert all(torch.equal(files[0][key], files[1][key]) for key in files[1] if "num_batches" not in key)
-
-
-def test_a_file_of_the_run_that_has_changed_since_it_began(chain: Chain, tmp_path: Path) -> None:
-    shutil.copytree(chain["pruned"], tmp_path / "run")
-    original = tmp_path / "run" / "original.safetensors"
-    data = bytearray(original.read_bytes())
-    data[-20] ^= 1
-    original.write_bytes(data)
-    with pytest.raises(DamagedRun, match=r"original\.safetensors is damaged: restore it, or start a new run elsewhere"):
-        do(*reopen(tmp_path / "run")[:2], tmp_path / "run")
 
 
 def test_weights_that_are_not_there(chain: Chain, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_done_run_without_checkpoints_is_not_done_again(chain: Chain, tmp_path
         do(order, settings, tmp_path / "run")
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "changed"])
 def test_a_damaged_original_is_named(chain: Chain, damage: str, tmp_path: Path) -> None:
     shutil.copytree(chain["pruned"], tmp_path / "run")
     file = tmp_path / "run" / "original.safetensors"
@@ -128,8 +128,13 @@ def test_a_damaged_original_is_named(chain: Chain, damage: str, tmp_path: Path) 
     file.unlink()
     if damage == "truncated":
         file.write_bytes(data[: len(data) // 2])
+    if damage == "changed":
+        file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     order, settings, _ = reopen(tmp_path / "run")
-    with pytest.raises(DamagedRun, match=r"cannot read .*original\.safetensors"):
+    words = (
+        r"cannot read .*original\.safetensors" if damage == "missing" else r"original\.safetensors is damaged: restore"
+    )
+    with pytest.raises(DamagedRun, match=words):
         do(order, settings, tmp_path / "run")
 
 
