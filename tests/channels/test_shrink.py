@@ -346,7 +346,7 @@ def test_optimizers_whose_state_cannot_be_cut_are_refused_first() -> None:
         optimizer.zero_grad()
         value = model(IMAGE).square().mean()
         value.backward()
-        return value
+        return value.detach()
 
     optimizer.step(loss)
     with pytest.raises(secateur.errors.InvalidOptimizer, match=r"LBFGS keeps '.*' of 0.weight.*make a new one"):
