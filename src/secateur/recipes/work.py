@@ -97,7 +97,7 @@ def perform(
                 job.task,
                 engine=engine,
                 folder=out,
-                about={**about, "files": sums_of(out)},
+                about=about if begun else {**about, "files": sums_of(out)},
                 say=watcher.say,
                 teacher=teacher,
                 latency=table,

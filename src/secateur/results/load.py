@@ -188,15 +188,12 @@ def fill_(model: nn.Module, path: Path) -> None:
     except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise DamagedResult(f"cannot read {path}: {error}") from error
     parameters = dict(model.named_parameters())
+    # A network may have been pruned in another precision than it is built in, but then all of it.
     kinds: dict[torch.dtype, torch.dtype] = {}
-    """A network may have been pruned in another precision than it is built in, but then all of it."""
     for name, tensor in loaded.items():
         found, wanted = tensor.dtype, own[name].dtype
-        if (
-            (found.is_floating_point, found.is_complex)
-            == (wanted.is_floating_point, wanted.is_complex)
-            != (False, False)
-        ):
+        both_real = found.is_floating_point and wanted.is_floating_point
+        if both_real or (found.is_complex and wanted.is_complex):
             wanted = kinds.setdefault(wanted, found)
         if found != wanted:
             raise DamagedResult(f"{name} in {path} is of {found}, and should be of {wanted}")
