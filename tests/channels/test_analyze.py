@@ -352,7 +352,10 @@ def test_what_the_example_does_not_run_is_named() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*jit:DeprecationWarning", "ignore:.*jit:FutureWarning")
-def test_scripted_and_compiled_models_are_refused() -> None:
+def test_scripted_exported_and_compiled_models_are_refused() -> None:
+    exported = torch.export.export(small_network().eval(), (IMAGE,)).module()
+    with pytest.raises(secateur.InvalidModel, match="the model is an exported program"):
+        secateur.analyze(exported, IMAGE)
     scripted = torch.jit.script(small_network())
     with pytest.raises(secateur.InvalidModel, match="TorchScript"):
         secateur.analyze(scripted, IMAGE)
@@ -392,6 +395,10 @@ def test_two_devices_and_sick_weights_are_named() -> None:
     model[3].weight.data[0, 0, 0, 0] = float("nan")
     with pytest.raises(secateur.InvalidModel, match=r"'3.weight' holds NaN"):
         secateur.analyze(model, IMAGE)
+    model = small_network()
+    model[1].running_var[0] = float("nan")
+    with pytest.raises(secateur.InvalidModel, match=r"'1.running_var' holds NaN"):
+        secateur.analyze(model, IMAGE)
 
 
 def test_examples_that_do_not_fit() -> None:
@@ -403,6 +410,10 @@ def test_examples_that_do_not_fit() -> None:
         secateur.analyze(model, ([],))
     with pytest.raises(secateur.InvalidExample, match="the model is on cpu, the example on meta"):
         secateur.analyze(model, IMAGE.to("meta"))
+    plan = secateur.Plan.keep(secateur.analyze(model, IMAGE), {"0": [0, 1]})
+    for look in (lambda image: secateur.analyze(model, image), lambda image: secateur.verify(model, plan, image)):
+        with pytest.raises(secateur.InvalidExample, match="the example holds NaN"):
+            look(torch.where(IMAGE > 2, torch.nan, IMAGE))
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
 
 

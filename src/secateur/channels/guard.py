@@ -55,6 +55,10 @@ def check_model(model: Any, example: Example) -> None:
             raise InvalidModel(
                 f"{where} is TorchScript, whose tensors cannot be cut: pass the Python model it was made from"
             )
+        if any(base.__module__.startswith("torch.export.") for base in type(module).__mro__):
+            raise InvalidModel(
+                f"{where} is an exported program, whose sizes are fixed: pass the Python model it was made from"
+            )
         if "quantized" in type(module).__module__.split(".") and kind != "FloatFunctional":
             raise InvalidModel(f"{where} ({kind}) is quantised: prune the float model first, then quantise")
     parameters = list(model.named_parameters())
@@ -74,7 +78,7 @@ def check_model(model: Any, example: Example) -> None:
     if len(places) > 1:
         listed = ", ".join(f"{name!r} on {device}" for device, name in places.items())
         raise InvalidModel(f"the model is spread over several devices ({listed}): move it to one with model.to(device)")
-    _check_values(parameters)
+    _check_values([*parameters, *_statistics(model)])
     device = next(iter(places))
     if not example.tensors:
         raise InvalidExample(
@@ -83,13 +87,28 @@ def check_model(model: Any, example: Example) -> None:
     for tensor in example.tensors:
         if tensor.device != device and device.type != "meta":
             raise InvalidExample(f"the model is on {device}, the example on {tensor.device}: move one with .to(...)")
+    check_example(example)
 
 
-def _check_values(parameters: list[tuple[str, nn.Parameter]]) -> None:
-    if parameters[0][1].device.type != "meta" and not are_finite([parameter for _, parameter in parameters]):
-        for name, parameter in parameters:
-            if not bool(parameter.isfinite().all()):
-                raise InvalidModel(f"parameter {name!r} holds NaN or infinite values: load a sound checkpoint")
+def check_example(example: Example) -> None:
+    """Raise for one whose outputs would all be NaN, which equal any others."""
+    for tensor in example.tensors:
+        if tensor.is_floating_point() and tensor.device.type != "meta" and bool(tensor.isnan().any()):
+            raise InvalidExample("the example holds NaN: pass one that the model gives sound outputs for")
+
+
+def _statistics(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What norms have learnt without gradients. Other buffers may hold infinity, as masks do, or what nobody reads."""
+    for name, buffer in model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            yield name, buffer
+
+
+def _check_values(tensors: list[tuple[str, Tensor]]) -> None:
+    if tensors[0][1].device.type != "meta" and not are_finite([tensor for _, tensor in tensors]):
+        for name, tensor in tensors:
+            if not bool(tensor.isfinite().all()):
+                raise InvalidModel(f"tensor {name!r} holds NaN or infinite values: load a sound checkpoint")
 
 
 @torch.no_grad()

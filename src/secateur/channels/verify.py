@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from secateur.channels.example import Calls, Example, in_precision
 from secateur.channels.groups import ChannelGraph, ChannelGroup
-from secateur.channels.guard import explain
+from secateur.channels.guard import check_example, explain
 from secateur.channels.plan import Plan
 from secateur.channels.rehearsal import Choice, Outcome, Product, real, run
 from secateur.channels.shrink import copy_model, shrink_, tensors_for
@@ -84,6 +84,7 @@ def verify(model: nn.Module, plan: Plan, example: Any) -> Verification:
     were admitted as inexact.
     """
     call = Example.of(example)
+    check_example(call)
     calls: Calls = {"eval": [call], "train": [call.repeated(), call]}
     with _in_words("the shrunk network does not run on this example"):
         result = compare(model, plan, calls)
