@@ -25,7 +25,7 @@ SETTINGS = settings(database=None, deadline=None, suppress_health_check=list(Hea
 
 
 def make_graph(sizes: list[int], filters: list[int], at_least: int = 1) -> ChannelGraph:
-    """A chain of layers, each a group, with a last one of 5 filters that stays."""
+    """A chain of layers, each a group whose channels have so many filters, with a last one of 5 that stays."""
     groups, rows, shapes, axes, roles = [], [], {}, {}, {}
     start, before = 0, None
     for number, (size, each) in enumerate(zip([*sizes, 5], [*filters, 1], strict=True)):
@@ -38,7 +38,7 @@ def make_graph(sizes: list[int], filters: list[int], at_least: int = 1) -> Chann
                 axes[name, axis], roles[name, axis] = part, role
         rows.append(CostRow(name, "conv", number + 1, shapes[name], (channels, before)))
         if not last:
-            member = Member(name, 0, "produces", torch.arange(size)[:, None])
+            member = Member(name, 0, "produces", torch.arange(size * each).view(size, each))
             groups.append(ChannelGroup(f"layer{number}", start, size, (member,), at_least, each, None))
         start, before = start + size, channels
     frozen = (FrozenChannels("head", name, 0, torch.arange(5), "reaches the model's output"),)
@@ -57,6 +57,11 @@ def plain_cost(graph: ChannelGraph, kind: str, kept: list[bool]) -> int:
     return sum((number + 1 if kind == "macs" else 1) * a * b for number, (a, b) in enumerate(pairs))
 
 
+def in_channels(group: ChannelGroup, multiple: int) -> int:
+    """The fewest channels whose filters are a multiple."""
+    return next(n for n in range(1, multiple + 1) if n * group.filters_per_channel % multiple == 0)
+
+
 def slow_select(
     graph: ChannelGraph,
     kept: list[bool],
@@ -73,7 +78,8 @@ def slow_select(
         choices = []
         for group, floor in zip(graph.groups, floors, strict=True):
             left = [c for c in range(group.start, group.start + group.size) if kept[c]]
-            target = (len(left) - 1) // multiple * multiple
+            step_size = in_channels(group, multiple)
+            target = (len(left) - 1) // step_size * step_size
             if target >= floor:
                 step = sorted(left, key=lambda c: (worth[c], c))[: len(left) - target]
                 choices.append((sum(worth[c] for c in step) / len(step), group.start, step, group.filters_per_channel))
@@ -124,8 +130,8 @@ def test_selection_is_that_of_the_slow_one(problem: dict[str, Any]) -> None:
     low = max(limits.min_channels, 1)
     multiple = limits.multiple_of
     floors = [
-        min(g.size, math.ceil(max(low, math.floor(limits.min_ratio * g.size)) / multiple) * multiple)
-        for g in graph.groups
+        min(g.size, math.ceil(max(low, math.floor(limits.min_ratio * g.size)) / step) * step)
+        for g, step in ((g, in_channels(g, multiple)) for g in graph.groups)
     ]
     assert limits.floors(graph).tolist() == floors
     expected = slow_select(
@@ -135,7 +141,7 @@ def test_selection_is_that_of_the_slow_one(problem: dict[str, Any]) -> None:
     assert result.tolist() == expected
     for group in graph.groups:
         width = int(result[group.span].sum())
-        assert width == group.size or width % multiple == 0
+        assert width == group.size or width * group.filters_per_channel % multiple == 0
 
 
 @SETTINGS
@@ -264,6 +270,16 @@ def test_widths_of_a_real_network_are_multiples_or_whole(multiple: int) -> None:
         for group in pruner.graph.groups:
             width = int(pruner.kept[group.span].sum())
             assert width == group.size or width % multiple == 0
+
+
+def test_layers_in_groups_are_wide_by_multiples_and_get_narrower() -> None:
+    body = nn.Conv2d(3, 32, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, groups=8), nn.ReLU(), nn.Conv2d(32, 32, 1), nn.ReLU()
+    pruner = Pruner(nn.Sequential(*body, nn.Conv2d(32, 2, 1)), IMAGES, score=Fixed(), multiple_of=8)
+    pruner.prune(keep_macs=0.3)
+    layers = [layer for layer in pruner.finish() if isinstance(layer, nn.Conv2d)]
+    widths = [layer.out_channels for layer in layers[:-1]]
+    assert all(width < 32 and width % 8 == 0 for width in widths), widths
+    assert layers[1].groups == widths[1] // 4
 
 
 @pytest.mark.parametrize("kind", ["macs", "params", "filters"])

@@ -25,6 +25,7 @@ from secateur.pruning.select import (
     Rank,
     check_reachable,
     filters_per_channel,
+    multiples,
     ranked,
     removed_by_group,
     select,
@@ -237,10 +238,10 @@ class Pruner:
             if not self.gates.merged:
                 self.score.begin(self.gates)
 
-    def widened(self, multiple: int) -> Tensor:
-        """What is kept, and beside it as many masked channels as make every group's width a multiple."""
+    def widened(self, multiple_of: int) -> Tensor:
+        """What is kept, and beside it as many masked channels as make every layer's width a multiple."""
         present = self.kept.clone()
-        for group in self.graph.groups:
+        for group, multiple in zip(self.graph.groups, multiples(self.graph, multiple_of).tolist(), strict=True):
             if not group.exact:
                 continue  # a mask is not the same as a cut
             part = group.span

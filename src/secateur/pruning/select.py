@@ -72,14 +72,14 @@ class Limits:
         """How many channels each group must keep; all of it where no gate can switch them off."""
         unused = set(self.at_least)
         floors = []
-        for group in graph.groups:
+        for group, multiple in zip(graph.groups, multiples(graph, self.multiple_of).tolist(), strict=True):
             low = max(group.at_least, self.min_channels, math.floor(self.min_ratio * group.size + 1e-9))
             for pattern, wanted in self.at_least.items():
                 if any(fnmatchcase(name, pattern) for name in (group.name, *group.layers)):
                     unused.discard(pattern)
                     low = max(low, _count(wanted, group.size))
             low = group.size if group.name in graph.ungated else min(low, group.size)
-            floors.append(_aligned(low, group.size, self.multiple_of))
+            floors.append(_aligned(low, group.size, multiple))
         if unused:
             known = [name for group in graph.groups for name in group.layers]
             raise unknown_name("layer with removable channels", sorted(unused)[0], known)
@@ -96,6 +96,16 @@ def _count(wanted: float, size: int) -> int:
 def _aligned(low: int, size: int, multiple: int) -> int:
     """The smallest width that is allowed: a multiple, or the whole."""
     return min(size, -(-low // multiple) * multiple)
+
+
+def multiples(graph: ChannelGraph, of: int) -> Tensor:
+    """Of what each group's number of channels must be a multiple, so that its filters are one in every layer.
+
+    A channel of a grouped convolution has several: where they are four, every other number of channels will do for 8.
+    """
+    filters = [[m.indices.shape[1] for m in g.members if m.role == "produces"] for g in graph.groups]
+    needed = [math.lcm(1, *(of // math.gcd(of, count) for count in counts)) for counts in filters]
+    return torch.tensor(needed, dtype=torch.long, device="cpu")
 
 
 def filters_per_channel(graph: ChannelGraph) -> Tensor:
@@ -175,9 +185,10 @@ def select(
     group = group_of[here]
     widths = torch.bincount(group, minlength=len(graph.groups))
     place = torch.arange(here.numel(), device="cpu") - (torch.cumsum(widths, 0) - widths)[group]
-    first = (widths - 1)[group] % multiple_of + 1
-    step = torch.where(place < first, 0, 1 + (place - first).div(multiple_of, rounding_mode="floor"))
-    after = widths[group] - first - step * multiple_of
+    each = multiples(graph, multiple_of)[group]
+    first = (widths - 1)[group] % each + 1
+    step = torch.where(place < first, 0, 1 + (place - first).div(each, rounding_mode="floor"))
+    after = widths[group] - first - step * each
     allowed = after >= floors[group]
     here, group, step = here[allowed], group[allowed], step[allowed]
     if not here.numel():
