@@ -115,7 +115,7 @@ def report(runs: list[dict[str, Any]], growth: list[dict[str, Any]], repeats: in
     lines = [
         "# Speed of the analysis",
         "",
-        f"Made by `make speed` (`python benchmarks/analysis_speed.py`) on {hardware()}, "
+        f"Made by `python benchmarks/analysis_speed.py -n {repeats}` on {hardware()}, "
         f"Torch-Pruning {version('torch-pruning')}; n = {repeats}, seed {SEED}.",
         "",
         METHOD,

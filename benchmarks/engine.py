@@ -190,7 +190,7 @@ def report(hardware: str, rows: list[dict[str, Any]], repeats: int) -> str:
     lines = [
         "# How fast the engine trains",
         "",
-        f"Made by `python benchmarks/engine.py --device cuda` on one {hardware}; medians of n = {repeats}, seed 0.",
+        f"Made by `python benchmarks/engine.py --device cuda -n {repeats}` on one {hardware}; medians, seed 0.",
         "",
         f"Seconds per epoch of {IMAGES:,} images of 32x32 at batch {BATCH}, crop and flip included. A Tick includes",
         "its removal. The plain loop has torchvision's transforms in a DataLoader.",
