@@ -19,7 +19,7 @@ from torch.utils.data import (
 
 from secateur import InvalidTask
 from secateur.training.batches import count, draw, prefetch, reseed, to_device
-from secateur.training.shards import weighted
+from secateur.training.shards import shard, weighted
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -197,6 +197,36 @@ def test_workers_that_live_on_are_made_anew() -> None:
     assert seen(fresh) == expected
     assert len(expected) == 16
     assert len(seen(draw(fresh, 0.25, None, generator()))) == 5, "of examples, not of batches"
+
+
+class Shifted(DataLoader):
+    """Does something to every batch, as loaders that normalise or mix images do."""
+
+    def __iter__(self) -> Any:
+        for images, labels in super().__iter__():
+            yield images + 1000, labels
+
+
+def test_a_loader_with_an_iteration_of_its_own_keeps_it() -> None:
+    dataset = TensorDataset(torch.arange(40.0), LABELS)
+    source = Shifted(dataset, batch_size=8, num_workers=1, persistent_workers=True)
+    assert seen(reseed(source, 0)) == [1000 + n for n in range(40)]
+    assert not reseed(source, 0).persistent_workers
+    part = seen(draw(source, 0.4, None, generator()))
+    assert len(part) == 16
+    assert min(part) >= 1000
+    with pytest.raises(InvalidTask, match="use a fraction instead"):
+        draw(source, 1.0, 2, generator())
+    both = [int(x) for rank in (0, 1) for _, (images, _) in weighted(shard(source, rank, 2)) for x in images]
+    assert sorted(both) == [1000 + n for n in range(40)]
+
+
+def test_no_part_ends_in_a_batch_of_one() -> None:
+    fraction = 17 / 40
+    assert [len(labels) for _, labels in draw(loader(), fraction, None, generator())] == [8, 8]
+    assert [len(labels) for _, labels in draw(loader(), 1 / 40, None, generator())] == [1], "all there is"
+    ones = DataLoader(TensorDataset(torch.arange(40.0), LABELS), batch_size=1)
+    assert len(list(draw(ones, fraction, None, generator()))) == 17
 
 
 class Numbers(IterableDataset):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -97,11 +98,13 @@ def draw(batches: Iterable[Any], fraction: float, per_class: int | None, generat
         return batches
     if hasattr(batches, "subset"):
         return batches.subset(fraction, per_class, generator)  # pyright: ignore
-    if isinstance(batches, DataLoader) and batches.batch_size and not streams(batches):
+    if loads_by_index(batches) and batches.batch_size:
         # What the loader's own sampler would give, which may be some of the examples only, and some more than once.
         given = torch.as_tensor(list(batches.sampler))
         labels = _labels(batches.dataset)[given] if per_class else None
         chosen = given[choose(given.numel(), labels, fraction, per_class, generator)]
+        if per_class is None and chosen.numel() > batches.batch_size > 1 and chosen.numel() % batches.batch_size == 1:
+            chosen = chosen[:-1]  # which would be a batch by itself, and norms cannot train on one
         drops = batches.drop_last and chosen.numel() >= batches.batch_size
         part = Subset(batches.dataset, chosen.tolist())
         return rebuild(batches, part, batch_size=batches.batch_size, shuffle=True, drop_last=drops)
@@ -155,15 +158,15 @@ def reseed(source: Any, seed: int) -> Any:
             generator.manual_seed(seed)
     if not isinstance(source, DataLoader) or not source.persistent_workers:
         return source
-    sampling: dict[str, Any] = {"batch_size": source.batch_size, "drop_last": source.drop_last}
-    if not streams(source):
-        own = source.batch_size is None and source.batch_sampler is not None
-        sampling = {"batch_sampler": source.batch_sampler} if own else {**sampling, "sampler": source.sampler}
-    return rebuild(source, source.dataset, generator=source.generator, **sampling)
+    fresh = copy.copy(source)
+    vars(fresh).update(persistent_workers=False, _iterator=None)  # a loader refuses to have these set
+    return fresh
 
 
-def streams(loader: DataLoader) -> bool:
-    return isinstance(loader.dataset, IterableDataset)
+def loads_by_index(source: Any) -> TypeGuard[DataLoader]:
+    """Whether a loader can be rebuilt over other indices. One with an iteration of its own would lose that."""
+    own = not isinstance(source, DataLoader) or type(source).__iter__ is not DataLoader.__iter__
+    return not own and not isinstance(source.dataset, IterableDataset)
 
 
 def _labels(dataset: Any) -> Tensor:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from secateur.errors import InvalidTask
 from secateur.nested import map_tensors
-from secateur.training.batches import rebuild, streams
+from secateur.training.batches import loads_by_index, rebuild
 
 
 def shard(batches: Iterable[Any], rank: int, world: int) -> Iterable[Any]:
@@ -29,7 +29,7 @@ def shard(batches: Iterable[Any], rank: int, world: int) -> Iterable[Any]:
     if hasattr(batches, "shard"):
         return batches.shard(rank, world)  # pyright: ignore
     # Without a batch sampler the dataset gives whole batches.
-    if isinstance(batches, DataLoader) and batches.batch_sampler is not None and not streams(batches):
+    if loads_by_index(batches) and batches.batch_sampler is not None:
         return LoaderShard(batches, rank, world)
     return CutBatches(batches, rank, world)
 
