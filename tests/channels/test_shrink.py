@@ -317,6 +317,15 @@ def test_a_bias_may_wake_removed_channels_that_a_norm_puts_to_sleep() -> None:
     assert secateur.verify(model, Plan.keep(graph, {"0": [1, 5, 6]}), images).difference < 1e-12
 
 
+def test_what_is_added_to_a_product_may_be_far_larger_than_that() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 36, 200), nn.Linear(200, 4))
+    model[3].weight.data *= 1e-9
+    image = torch.randn(1, 3, 8, 8)
+    plan = Plan.drop(secateur.analyze(model, image), 0.3, seed=0)
+    assert secateur.verify(model, plan, image).difference < 1e-12
+
+
 def test_what_is_added_to_a_product_may_be_infinite_or_of_no_weight() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:

@@ -128,6 +128,33 @@ def test_a_run_ends_where_the_time_is_met() -> None:
     assert 0.55 * whole < left <= 0.6 * whole
 
 
+def test_the_table_of_another_network_is_refused() -> None:
+    model, graph = network()
+    other = CifarResNet(8, width=0.25)
+    table = by_macs(other, secateur.analyze(other, EXAMPLE))
+    with pytest.raises(secateur.InvalidSetting, match=r"of another network: conv1.weight is 4 wide there, .* has 8;"):
+        secateur.Pruner(model, graph=graph, latency=table)
+    with pytest.raises(secateur.InvalidSetting, match=r"fc.weight is 32 wide there, and this one has no such layer"):
+        LatencyTable("invented", by_macs(model, graph).layers[-1:]).check(
+            secateur.analyze(nn.Sequential(nn.Conv2d(3, 4, 1)), EXAMPLE)
+        )
+
+
+def test_layers_in_groups_are_told_by_the_axis_that_has_all_channels() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3),
+        nn.Conv2d(16, 16, 3, groups=4),
+        nn.ConvTranspose2d(16, 8, 2, groups=2),
+        nn.ConvTranspose2d(8, 6, 2),
+        nn.Conv2d(6, 2, 1),
+    )
+    table, graph = secateur.measure_latency(model, EXAMPLE, repetitions=1), secateur.analyze(model, EXAMPLE)
+    table.check(graph)
+    assert [layer.axes for layer in table.layers] == [(1, 0), (None, 0), (0, None), (0, 1), (1, 0)]
+    whole = sum(layer.microseconds[-1][-1] for layer in table.layers)
+    assert table.value(graph, graph.all_kept()) == pytest.approx(whole)
+
+
 def test_without_a_table_it_says_how_to_get_one() -> None:
     model, graph = network()
     task = secateur.classification([(torch.randn(4, 3, 16, 16), torch.arange(4))])

@@ -35,7 +35,7 @@ from small import batches, on_a, prepared, quick
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from secateur import DamagedRun, Event, Finished, InvalidSetting, Task, TickTock
+from secateur import DamagedRun, Event, Finished, InvalidSetting, Task, TickTock, analyze
 from secateur.ticktock import record
 from secateur.ticktock.run import Run
 from secateur.training.engine import Engine
@@ -370,6 +370,15 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     leave(Run(quick(), net, graph, task, folder=tmp_path), 2, None)
     with pytest.raises(InvalidSetting, match=r"a run with other settings \(tick_lr, seed\): resume it as it was, or"):
         quick(tick_lr=0.5, seed=3)(net, graph, task, folder=tmp_path)
+
+
+def test_an_example_of_another_size_is_refused(tmp_path: Path) -> None:
+    net, graph, task = prepared()
+    leave(Run(quick(), net, graph, task, folder=tmp_path), 2, None)
+    (example,) = graph.calls["eval"][:1]
+    larger = analyze(net, example.map(lambda image: torch.cat([image, image], -1)))
+    with pytest.raises(InvalidSetting, match=f"{graph.macs:,} MACs for its example, and this one has {larger.macs:,}"):
+        quick()(net, larger, task, folder=tmp_path)
 
 
 def test_an_engine_that_changes_the_result_is_refused_by_name(tmp_path: Path) -> None:

@@ -84,18 +84,24 @@ class Record(EagerMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
-        asked = (kwargs or {}).get("dtype")
+        kwargs = kwargs or {}
+        asked = kwargs.get("dtype")
         if self.precision is not None and asked is not None and _is_coarser(asked, self.precision):
             kwargs = {**kwargs, "dtype": self.precision}
         trained = {"native_dropout": 2, "rrelu_with_noise": 4}.get(name)
-        out = func(*args, **(kwargs or {})) if trained is None else func(*args[:trained], False)
+        product = None
+        if name in SHIFTED and "out" not in kwargs:
+            # By itself: to take off again what was added would leave the rounding of that.
+            product = getattr(torch, SHIFTED[name])(*args[1:]) * kwargs.get("alpha", 1)
+            out = _shifted(product, args[0], kwargs.get("beta", 1))
+        else:
+            out = func(*args, **kwargs) if trained is None else func(*args[:trained], False)
         self._take_chance_out(name, out, args)
         if name in CHOICES or (torch.Tag.dynamic_output_shape in func.tags and (name != "index" or has_mask(args[1]))):
             picked = tuple(t for t in tensors_within((args, out)) if not t.is_floating_point())
             self.steps.append(Choice(_sums(args[0]), args[0].shape, picked))
         elif name in PRODUCTS:
-            beta = (kwargs or {}).get("beta", 1) if name in SHIFTED else 0
-            self.steps.append(Product(SHIFTED.get(name, name), _sums(_without(beta * args[0], out) if beta else out)))
+            self.steps.append(Product(SHIFTED.get(name, name), _sums(out if product is None else product)))
         return out
 
     def _take_chance_out(self, name: str, out: Any, args: tuple[Any, ...]) -> None:
@@ -115,9 +121,9 @@ def _is_coarser(dtype: torch.dtype, precision: torch.dtype) -> bool:
     return dtype.is_floating_point and torch.finfo(dtype).bits < torch.finfo(precision).bits
 
 
-def _without(shift: Tensor, out: Tensor) -> Tensor:
-    """What was there before something was added; zero where that was infinite, as in masks."""
-    return torch.where(shift.isfinite(), out - shift, 0)
+def _shifted(product: Tensor, shift: Tensor, beta: float) -> Tensor:
+    """With what is added to it; what has no weight may be memory that was never filled."""
+    return product + beta * shift if beta else product
 
 
 def _sums(tensor: Tensor) -> Tensor:

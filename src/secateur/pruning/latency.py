@@ -7,7 +7,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, TypeVar
 
 import torch
@@ -69,6 +69,18 @@ class LatencyTable:
     where: str
     """Device, batch, number format."""
     layers: tuple[LayerTable, ...]
+
+    def check(self, graph: ChannelGraph) -> None:
+        """Raise if this is the table of another network."""
+        for layer in self.layers:
+            shape = graph.shapes.get(layer.name, ())
+            for axis, whole in zip(layer.axes, (layer.inputs[-1], layer.outputs[-1]), strict=True):
+                if not shape or (axis is not None and shape[axis] != whole):
+                    what = f"has {shape[axis]}" if shape and axis is not None else "has no such layer"
+                    raise InvalidSetting(
+                        f"the latency table is of another network: {layer.name} is {whole} wide there, and this one "
+                        f"{what}; measure this one with measure_latency(model, example)"
+                    )
 
     def value(self, graph: ChannelGraph, keep: Tensor) -> float:
         """Microseconds of all layers when only these channels are kept."""
@@ -280,14 +292,18 @@ def _measure_layer(
         inputs, outputs = module.in_channels, module.out_channels
         axes = (0, 1) if isinstance(module, _ConvTransposeNd) else (1, 0)
     grouped = getattr(module, "groups", 1) > 1
-    across = tuple(sorted({max(1, round(share * outputs)) for share in SHARES}))
-    down = (inputs,) if grouped else tuple(sorted({max(1, round(share * inputs)) for share in SHARES}))
+    # Of a grouped layer the weight's first axis has all channels, the second those of one group.
+    known = tuple(None if grouped and axis == 1 else axis for axis in axes)
+    down, across = (
+        (whole,) if axis is None else tuple(sorted({max(1, round(share * whole)) for share in SHARES}))
+        for axis, whole in zip(known, (inputs, outputs), strict=True)
+    )
     device = module.weight.device
-    calls = {
-        (a, b): _layer(module, round(b * inputs / outputs) or 1 if grouped else a, b, shape, precision, layout)
-        for a in down
-        for b in across
-    }
+    calls: dict[tuple[int, int], Callable[[], object]] = {}
+    for a, b in product(down, across):
+        share = min(a / inputs, b / outputs)
+        widths = (round(share * inputs) or 1, round(share * outputs) or 1) if grouped else (a, b)
+        calls[a, b] = _layer(module, *widths, shape, precision, layout)
     times = 1
     if device.type == "cuda":
         times, calls = CAPTURED, {widths: captured(call, device, CAPTURED) for widths, call in calls.items()}
@@ -300,8 +316,7 @@ def _measure_layer(
             line[left] = min(line[left], line[right])
     for upper, lower in reversed(list(pairwise(table))):
         upper[:] = [min(a, b) for a, b in zip(upper, lower, strict=True)]
-    known = (None if grouped else axes[0], axes[1])
-    return LayerTable("", known, down, across, tuple(tuple(line) for line in table))
+    return LayerTable("", (known[0], known[1]), down, across, tuple(tuple(line) for line in table))
 
 
 def _layer(

@@ -113,6 +113,8 @@ class Pruner:
         self.graph = check_graph(graph)
         self.floors = self.limits.floors(graph)
         self.latency = latency
+        if latency is not None:
+            latency.check(graph)
         ranked(graph, graph.all_kept(), torch.zeros(graph.num_channels), rank, latency)
         self.gates: Gates = insert_gates_(model, graph, filter_scale=filter_scale)
         self.model = model

@@ -104,6 +104,12 @@ class Record:
         for name in ("accumulate", "clip_norm", "precision"):
             if config["engine"].get(name) != engine[name]:
                 raise InvalidSetting(f"{self.path} holds a run with another {name}: go on as it was")
+        macs = self.run.pruner.graph.macs
+        if config.get("macs", macs) != macs:
+            raise InvalidSetting(
+                f"{self.path} holds a run of a network with {config['macs']:,} MACs for its example, and this one has "
+                f"{macs:,}: give an example of the same size, or name another folder"
+            )
         try:
             # Settings that did not exist when the run began have their defaults, which change nothing.
             config["settings"] = type(self.run.settings).from_dict(config["settings"]).to_dict()
