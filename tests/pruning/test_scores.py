@@ -287,6 +287,21 @@ def test_a_score_of_ones_own() -> None:
     assert (score.seen, pruner.skipped) == (3, 0)
 
 
+def test_a_score_that_remembers_more_than_its_state_cannot_go_on_in_a_tick() -> None:
+    class Peaks(scores.APoZ):
+        def begin(self, gates: secateur.Gates) -> None:
+            super().begin(gates)
+            self.peaks = [torch.zeros_like(phi) for phi in gates.phis]
+
+    class Kept(Peaks):
+        def state(self) -> dict[str, Tensor]:
+            return super().state() | {f"peak{number}": peak for number, peak in enumerate(self.peaks)}
+
+    assert scores.APoZ().resumable
+    assert not Peaks().resumable
+    assert Kept().resumable
+
+
 def test_nothing_is_observed_or_pruned_after_the_end() -> None:
     pruner = Pruner(make(Chain), batches()[0][0])
     pruner.finish()

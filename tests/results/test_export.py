@@ -202,6 +202,30 @@ def test_a_norm_is_not_folded_into_what_something_else_reads() -> None:
     assert isinstance(folded.get_submodule("norm2"), nn.Identity)
 
 
+class Open(nn.Module):
+    """Layers that would tell: one gives its output back, one lends its weight, one is hooked, one is in groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown, self.lent, self.hooked = (nn.Conv2d(4, 4, 1) for _ in range(3))
+        self.grouped = nn.ConvTranspose2d(4, 4, 2, groups=2)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(4))
+        self.hooked.register_forward_hook(lambda module, args, output: output * 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        shown = self.shown(x)
+        lent = self.norms[1](self.lent(self.norms[0](shown))) * self.lent.weight.mean()
+        return shown, self.norms[3](self.grouped(self.norms[2](self.hooked(lent))))
+
+
+def test_a_norm_is_not_folded_into_what_is_seen_elsewhere() -> None:
+    torch.manual_seed(0)
+    model = Open()
+    for _ in range(3):
+        model(torch.randn(4, 4, 5, 5) + 1)
+    assert fold_batchnorm(model.eval(), torch.randn(2, 4, 8, 8))[1] == 0
+
+
 class Many(nn.Module):
     """A dict with a tensor and a pair of them."""
 

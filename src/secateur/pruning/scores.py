@@ -233,7 +233,7 @@ class Watching(Score):
 
     @property
     def resumable(self) -> bool:
-        return True
+        return type(self).begin is Watching.begin or type(self).state is not Watching.state
 
     def see(self, number: int, output: Tensor, shape: Callable[[Tensor], Tensor]) -> None:
         """`shape` brings it to (batch, places, channels)."""

@@ -173,7 +173,8 @@ def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, int]:
 
 
 def _pairs(model: nn.Module, example: Any) -> dict[str, str]:
-    """The batch norm behind each convolution, where both run once and nothing else reads what is between them."""
+    """The batch norm behind each convolution, where both run once and nothing else reads what is between them, or the
+    convolution's weight."""
     made: dict[int, list[str]] = {}
     taken: dict[int, list[str]] = {}
     runs: dict[str, int] = {}
@@ -201,14 +202,15 @@ def _pairs(model: nn.Module, example: Any) -> dict[str, str]:
     readers = Readers()
     try:
         with torch.no_grad(), readers:
-            Example.of(example)(model)
+            given_back = {id(tensor) for tensor in tensors_within(Example.of(example)(model))}
     finally:
         for handle in handles:
             handle.remove()
     return {
         made[key][0]: taken[key][0]
-        for key in made
-        if key in taken and readers.count[key] == 1 and runs[made[key][0]] == runs[taken[key][0]] == 1
+        for key in made.keys() & taken.keys() - given_back
+        if readers.count[key] == 1 and runs[made[key][0]] == runs[taken[key][0]] == 1
+        if readers.count[id(model.get_submodule(made[key][0]).weight)] == 1
     }
 
 
@@ -230,9 +232,11 @@ class Readers(TorchFunctionMode):
 
 
 def _is_special(module: nn.Module) -> bool:
-    """Whether it does more than torch's own layer of its kind, or has no numbers that could be folded."""
+    """Whether it does more than torch's own layer of its kind, or has no numbers that torch could fold."""
     foreign = type(module).__module__.partition(".")[0] != "torch"
-    return foreign or is_parametrized(module) or getattr(module, "running_mean", 0) is None
+    hooked = bool(module._forward_hooks or module._forward_pre_hooks)
+    in_groups = isinstance(module, _ConvTransposeNd) and module.groups > 1
+    return foreign or hooked or in_groups or is_parametrized(module) or getattr(module, "running_mean", 0) is None
 
 
 def _numbers(output: Any) -> list[Tensor]:
