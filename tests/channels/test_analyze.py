@@ -378,6 +378,15 @@ def test_what_is_ready_to_be_quantised_is_a_float_model_still() -> None:
     assert [group.size for group in secateur.analyze(Quantisable(), IMAGE).groups] == [8]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_what_is_prepared_to_be_quantised_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)).train()
+    model.qconfig = torch.ao.quantization.get_default_qat_qconfig("qnnpack")
+    torch.ao.quantization.prepare_qat(model, inplace=True)
+    with pytest.raises(secateur.InvalidModel, match=r"is prepared to be quantised: prune the float model first"):
+        secateur.analyze(model, IMAGE)
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_quantised_tensors_are_refused() -> None:
     model = small_network()

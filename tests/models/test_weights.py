@@ -27,7 +27,13 @@ def disturb_(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "wrap", [dict, lambda s: {"state_dict": s, "epoch": 3}, lambda s: {f"module.{n}": s[n] for n in s}]
+    "wrap",
+    [
+        dict,
+        lambda s: {"state_dict": s, "epoch": 3},
+        lambda s: {f"module.{n}": s[n] for n in s},
+        lambda s: {f"module._orig_mod.{n}": s[n] for n in s},
+    ],
 )
 @pytest.mark.parametrize("authors", [False, True])
 def test_resnet_from_any_file_of_torch(tmp_path, wrap, authors):

@@ -150,7 +150,7 @@ def test_skeleton_that_is_too_deep_is_refused(damaged) -> None:
 
 def test_lost_events_are_noticed(damaged) -> None:
     (damaged.run.path / "events.jsonl").write_bytes(damaged.events[:-1])
-    assert damaged.refused("and now that has")
+    assert damaged.refused("and now that file has")
 
 
 def test_going_on_after_damage(damaged) -> None:
@@ -165,7 +165,7 @@ def test_going_on_after_damage(damaged) -> None:
 def test_no_whole_checkpoint(damaged) -> None:
     for path in damaged.last.parent.iterdir():
         (path / "state.safetensors").unlink()
-    with pytest.raises(DamagedRun, match=r"00000002 is damaged.*00000001 is damaged.*none is whole: restore"):
+    with pytest.raises(DamagedRun, match=r"00000002 is damaged.*00000001 is damaged.*none can be used: restore"):
         damaged.run.load()
     assert (damaged.run.path / "events.jsonl").read_bytes() == damaged.events
 

@@ -108,7 +108,7 @@ def _notes_on(watch: Watch, model: nn.Module) -> list[str]:
     heard = {owner(leaf.name) for leaf in watch.leaves.values() if leaf.used or watch.is_idle(leaf)}
     silent = sorted({owner(leaf.name) for leaf in watch.leaves.values()} - heard)
     if silent:
-        remedy = "pass an example that runs them, or name what feeds them in ignore"
+        remedy = "pass an example that runs them, or keep what feeds them, by ignore or at_least"
         notes.append(f"never run on this example, so that what they read may be cut: {', '.join(silent)}; {remedy}")
     uncounted = [name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)]
     if uncounted:

@@ -61,6 +61,8 @@ def check_model(model: Any, example: Example) -> None:
             )
         if "quantized" in type(module).__module__.split(".") and kind != "FloatFunctional":
             raise InvalidModel(f"{where} ({kind}) is quantised: prune the float model first, then quantise")
+        if {"qat", "fake_quantize", "observer"} & set(type(module).__module__.split(".")):
+            raise InvalidModel(f"{where} ({kind}) is prepared to be quantised: prune the float model first")
     parameters = list(model.named_parameters())
     tensors = [*parameters, *model.named_buffers()]
     for name, tensor in tensors:

@@ -180,8 +180,12 @@ def _checked(group: ChannelGroup, indices: Any) -> list[int]:
     if not isinstance(chosen, Iterable):
         raise InvalidPlan(f"the channels to keep of group {group.name!r} are a list of numbers, got {chosen!r}")
     chosen = list(chosen)
+    if any(isinstance(index, bool) for index in chosen):
+        raise InvalidPlan(
+            f"the channels to keep of group {group.name!r} are numbers, got a mask: pass mask.nonzero()[:, 0]"
+        )
     for index in chosen:
-        if isinstance(index, bool) or not hasattr(index, "__index__") or not 0 <= operator.index(index) < group.size:
+        if not hasattr(index, "__index__") or not 0 <= operator.index(index) < group.size:
             raise InvalidPlan(f"group {group.name!r} has channels 0 to {group.size - 1}, but the plan keeps {index!r}")
     chosen = [operator.index(index) for index in chosen]
     if len(set(chosen)) < len(chosen):

@@ -70,5 +70,5 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             found = found[key]
     if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise InvalidModel(f"{path} holds no state dict, that is tensors by name")
-    # Of DataParallel and DistributedDataParallel.
-    return {str(name).removeprefix("module."): tensor for name, tensor in found.items()}
+    # Of DataParallel and DistributedDataParallel; of torch.compile.
+    return {str(name).removeprefix("module.").replace("_orig_mod.", ""): tensor for name, tensor in found.items()}

@@ -156,7 +156,8 @@ class RunFolder:
                 refused[checkpoint] = f"checkpoint {checkpoint} is damaged: {error}"
         if refused and state is None:
             raise DamagedRun(
-                "; ".join(refused.values()) + f"; none is whole: restore one from a copy, or start the run anew by "
+                "; ".join(refused.values())
+                + f"; none can be used: restore what is damaged from a copy, or start anew by "
                 f"removing {self.path / 'checkpoints'}"
             )
         with self._worded("go back to the last whole checkpoint of"):
@@ -270,7 +271,7 @@ def read_checkpoint(folder: Path, events: int) -> tuple[dict[str, Any], int]:
     position = field(body, "events", int)
     length = os.fstat(events).st_size
     if not 0 <= position <= length:
-        raise ValueError(f"it was made when events.jsonl had {position} bytes, and now that has {length}")
+        raise ValueError(f"it was made when events.jsonl had {position} bytes, and now that file has only {length}")
     if position and os.pread(events, 1, position - 1) != b"\n":
         raise ValueError(f"it was made when events.jsonl had {position} bytes, and now no line ends there")
     path = folder / "state.safetensors"
