@@ -95,6 +95,17 @@ def test_other_budgets_get_to_the_end_too(screen: io.StringIO) -> None:
         assert display.bars.tasks[display.whole].completed == pytest.approx(1.0)
 
 
+def test_other_budgets_are_shown_beside_the_macs(screen: io.StringIO) -> None:
+    with Display(quiet=False) as display:
+        display.begin(TickTock(keep_filters=0.4, finetune_epochs=0), lambda: 0.7)
+        display.event(tick(0.5))
+        display.bars.refresh()
+        assert display.bars.tasks[display.whole].completed == pytest.approx(0.5)
+    shown = plain(screen.getvalue())
+    assert "50.0% of the MACs, 70.0% of the filters  accuracy 91.5" in shown
+    assert "70.0% of the filters left" in shown
+
+
 @pytest.mark.parametrize("screen", [False], indirect=True)
 def test_plain_lines_elsewhere(screen: io.StringIO) -> None:
     with Display(quiet=False) as display:

@@ -42,6 +42,7 @@ class Display:
 
         self.quiet = quiet
         self.target, self.epochs = 0.0, 0
+        self.counted, self.left = "MACs", None
         self.console = Console(stderr=True)
         columns = (TextColumn("{task.description:<24}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
         self.bars = Progress(
@@ -58,9 +59,16 @@ class Display:
         if not self.bars.disable:  # before rich 14.3, stopping what never started printed an empty line
             self.bars.stop()
 
-    def begin(self, settings: TickTock) -> None:
-        """A run begins; there may be several, one after another."""
-        self.target, self.epochs = settings.keep_macs or 0.0, settings.finetune_epochs
+    def begin(self, settings: TickTock, left: Callable[[], float] | None = None) -> None:
+        """A run begins; there may be several, one after another.
+
+        left: tells the share that is left of what the budget counts.
+        """
+        from secateur.pruning.select import UNITS
+
+        ((name, self.target),) = ((name, share) for name, share in settings.budgets.items() if share is not None)
+        self.counted, self.left = UNITS[name.removeprefix("keep_")], left
+        self.epochs = settings.finetune_epochs
 
     def say(self, text: str) -> None:
         if not self.quiet:
@@ -76,13 +84,17 @@ class Display:
         A run that removes nothing is plain training, whatever its phase is called.
         """
         training = self.target == 1
-        self.say(str(event).replace("FineTune epoch", "Training epoch") if training else str(event))
+        left, text = event.share, str(event)
+        if self.left is not None and self.counted != "MACs":
+            left = self.left()
+            text = text.replace("of the MACs", f"of the MACs, {left:.1%} of the {self.counted}", 1)
+        self.say(text.replace("FineTune epoch", "Training epoch") if training else text)
         tuning = type(event).__name__ == "FineTune"
-        pruned = 1.0 if tuning else min(1.0, (1 - event.share) / max(1e-9, 1 - self.target))
+        pruned = 1.0 if tuning else min(1.0, (1 - left) / max(1e-9, 1 - self.target))
         tuned = getattr(event, "epoch", 0) / max(1, self.epochs) if tuning else 0.0
         share = tuned if training else (pruned + tuned) / (2 if self.epochs else 1)
         done = 1.0 if type(event).__name__ == "Finished" else share
-        self.bars.update(self.whole, completed=done, description=f"{event.share:.1%} of the MACs left")
+        self.bars.update(self.whole, completed=done, description=f"{left:.1%} of the {self.counted} left")
 
 
 class Scalars:

@@ -135,7 +135,7 @@ def watched(
 
         @contextmanager
         def guard(run: Run) -> Iterator[None]:
-            display.begin(run.settings)
+            display.begin(run.settings, lambda: run.left)
             # A network that is trained first is a run of its own.
             if output.tensorboard and leads and run.record is not None:
                 scalars.append(Scalars(run.record.path / "tensorboard"))

@@ -47,6 +47,9 @@ class Budget:
     def whole(self, graph: ChannelGraph) -> float:
         return self.value(graph, graph.all_kept())
 
+    def left(self, graph: ChannelGraph, kept: Tensor) -> float:
+        return self.value(graph, kept) / max(1e-9, self.whole(graph))
+
     def met(self, graph: ChannelGraph, kept: Tensor) -> bool:
         """Whether no more than the share is left, but for rounding: 0.29 of 100 filters are 29."""
         return self.value(graph, kept) <= (self.share + 1e-9) * self.whole(graph)

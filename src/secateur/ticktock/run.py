@@ -175,6 +175,11 @@ class Run:
     def _met(self) -> bool:
         return self.budget.met(self.pruner.graph, self.pruner.kept)
 
+    @property
+    def left(self) -> float:
+        """The share that is left of what the budget counts."""
+        return self.budget.left(self.pruner.graph, self.pruner.kept)
+
     def _start(self) -> Iterator[Event]:
         started = time.perf_counter()
         yield self._note(Start, self._metrics(self.given, exact=True), started)
