@@ -400,5 +400,8 @@ def test_an_unreachable_budget_says_how_far_it_goes_and_why() -> None:
     check_untouched(pruner, lambda: pruner.prune(keep_filters=0.3), secateur.UnreachableBudget, message + "4 of 8")
     held = small_pruner(Fixed(), at_least={"*": 1.0})
     check_untouched(held, lambda: held.prune(keep_filters=0.3), secateur.UnreachableBudget, "or at_least$")
+    bare = small_pruner(Fixed(), min_ratio=0.0)
+    bare_end = "Remedy: keep more; nothing else can be removed$"
+    check_untouched(bare, lambda: bare.prune(keep_filters=0.1), secateur.UnreachableBudget, bare_end)
     assert pruner.prune(keep_filters=0.57).met
     assert [int(pruner.kept[:8].sum()), int(pruner.kept[8:].sum())] == [4, 3]

@@ -426,3 +426,20 @@ def test_a_cut_that_turns_out_wrong_is_no_result(wrong: str) -> None:
     message = "because of group 'first'; leave it out" if wrong == "value" else "the pruned network does not run: "
     with pytest.raises(secateur.NotEquivalent, match=message):
         quick(cut="end", keep_macs=0.6)(model, graph, prepared()[2])
+
+
+def test_what_only_the_loss_reads_is_named_where_a_cut_breaks_it() -> None:
+    net, _, task = prepared()
+    net.centres = nn.Parameter(torch.zeros(CLASSES, 9, dtype=torch.float64))
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        seen: list[Tensor] = []
+        handle = model.hidden.register_forward_hook(lambda module, args, output: seen.append(output))
+        scores = model(batch[0])
+        handle.remove()
+        return F.cross_entropy(scores, batch[1]) + (seen[0] - model.centres[batch[1]]).square().mean()
+
+    graph = secateur.analyze(net, batches(1)[0][0])
+    with pytest.raises(RuntimeError, match="must match") as error:
+        quick(keep_macs=0.2, cut="now")(net, graph, Task(task.train, loss))
+    assert any("may be cut: centres; pass" in note for note in error.value.__notes__)

@@ -131,11 +131,13 @@ def check_reachable(graph: ChannelGraph, budget: Budget, floors: Tensor) -> None
             why = f" because it {graph.ungated[group.name]}" if group.name in graph.ungated else ""
             held.append((left - budget.value(graph, lower), f"{group.name} keeps {floor} of {group.size}{why}"))
     listed = "; ".join(text for _, text in sorted(held, reverse=True)[:3])
-    floors_text = f" The floors that hold most: {listed}." if listed else ""
+    floors_text, remedy = "", "keep more; nothing else can be removed"
+    if listed:
+        floors_text = f" The floors that hold most: {listed}."
+        remedy = "keep more, or lower min_channels, min_ratio, multiple_of or at_least"
     raise UnreachableBudget(
         f"keep_{budget.kind}={budget.share:g} cannot be reached: with every group at its floor {left / whole:.1%} of "
-        f"the {UNITS[budget.kind]} are left.{floors_text} Remedy: keep more, or lower min_channels, min_ratio, "
-        "multiple_of or at_least"
+        f"the {UNITS[budget.kind]} are left.{floors_text} Remedy: {remedy}"
     )
 
 

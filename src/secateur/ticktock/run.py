@@ -155,6 +155,11 @@ class Run:
                 where = self.record.path
                 stop.add_note(f"saved in {where} up to the last checkpoint: the same call goes on from there")
             raise
+        except RuntimeError as error:
+            if not bool(self.pruner.kept.all()):
+                for note in self.pruner.graph.notes:
+                    error.add_note(f"from the analysis: {note}")
+            raise
         finally:
             if self.record is not None:
                 self.record.finish()
