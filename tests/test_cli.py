@@ -109,7 +109,8 @@ def test_networks_of_the_current_folder(tmp_path):
     result = run("analyze", "own:build", cwd=tmp_path)
     assert result.returncode == 2
     assert "on input 1x3x224x224: RuntimeError" in result.stderr
-    assert result.stderr.endswith("of the shape, type and device that it takes, as --input 1x1x28x28\n")
+    remedy = "as --input 1x1x28x28; for several inputs let your callable return a secateur.Job\n"
+    assert result.stderr.endswith(f"of the shape, type and device that it takes, {remedy}")
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,9 @@ class Analyze:
             except InvalidExample as error:
                 if own is not None:
                     raise
-                raise InvalidExample(f"{error}, as --input 1x1x28x28") from error
+                raise InvalidExample(
+                    f"{error}, as --input 1x1x28x28; for several inputs let your callable return a secateur.Job"
+                ) from error
         return json.dumps(graph.to_dict()) if self.json else str(graph)
 
 

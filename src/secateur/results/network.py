@@ -55,7 +55,7 @@ def check_runs(model: nn.Module, example: Any, name: str) -> None:
         with torch.no_grad():
             Example.of(example)(model)
     except Exception as error:  # anything may come out of a user's forward pass
-        remedy = "name the shape that it takes, as --input 1x3x224x224"
+        remedy = "name the shape that it takes, as --input 1x3x224x224, or let a callable return a secateur.Job"
         raise InvalidExample(
             f"{name} raised on an input of {Example.of(example)}: {explain(error)}; {remedy}"
         ) from error
