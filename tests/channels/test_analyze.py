@@ -410,6 +410,17 @@ def test_two_devices_and_sick_weights_are_named() -> None:
         secateur.analyze(model, IMAGE)
 
 
+class Filled(nn.Module):
+    """Takes images with pixels that are missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = small_network()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(torch.nan_to_num(x))
+
+
 def test_examples_that_do_not_fit() -> None:
     model = small_network()
     before = copy.deepcopy(model.state_dict())
@@ -423,6 +434,8 @@ def test_examples_that_do_not_fit() -> None:
     for look in (lambda image: secateur.analyze(model, image), lambda image: secateur.verify(model, plan, image)):
         with pytest.raises(secateur.InvalidExample, match="the example holds NaN"):
             look(torch.where(IMAGE > 2, torch.nan, IMAGE))
+    filled = Filled()
+    assert secateur.analyze(filled, torch.where(IMAGE > 2, torch.nan, IMAGE)).groups
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
 
 

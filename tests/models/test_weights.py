@@ -33,6 +33,7 @@ def disturb_(model: nn.Module) -> nn.Module:
         lambda s: {"state_dict": s, "epoch": 3},
         lambda s: {f"module.{n}": s[n] for n in s},
         lambda s: {f"module._orig_mod.{n}": s[n] for n in s},
+        lambda s: {f"_orig_mod.module.{n}": s[n] for n in s},
     ],
 )
 @pytest.mark.parametrize("authors", [False, True])

@@ -132,12 +132,20 @@ def test_the_table_of_another_network_is_refused() -> None:
     model, graph = network()
     other = CifarResNet(8, width=0.25)
     table = by_macs(other, secateur.analyze(other, EXAMPLE))
-    with pytest.raises(secateur.InvalidSetting, match=r"of another network: conv1.weight is 4 wide there, .* has 8;"):
+    with pytest.raises(secateur.InvalidSetting, match=r"of another network: fc.weight is 16 wide there, and 32 here;"):
         secateur.Pruner(model, graph=graph, latency=table)
-    with pytest.raises(secateur.InvalidSetting, match=r"fc.weight is 32 wide there, and this one has no such layer"):
-        LatencyTable("invented", by_macs(model, graph).layers[-1:]).check(
-            secateur.analyze(nn.Sequential(nn.Conv2d(3, 4, 1)), EXAMPLE)
-        )
+    with pytest.raises(secateur.InvalidSetting, match="they have no layer in common"):
+        table.check(secateur.analyze(nn.Sequential(nn.Conv2d(3, 4, 1)), EXAMPLE))
+
+
+def test_the_table_of_a_network_with_computed_and_tied_weights_is_its_own() -> None:
+    tied = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1, bias=False)
+    tied[1].weight = tied[0].weight
+    normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(16, 16, 1))
+    plain = nn.Conv2d(16, 8, 1), nn.ReLU(), nn.Conv2d(8, 2, 1)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), normed, *tied, nn.ReLU(), *plain)
+    table = secateur.measure_latency(model, EXAMPLE, repetitions=1)
+    secateur.Pruner(model, EXAMPLE, latency=table)
 
 
 def test_layers_in_groups_are_told_by_the_axis_that_has_all_channels() -> None:

@@ -282,6 +282,15 @@ def test_layers_in_groups_are_wide_by_multiples_and_get_narrower() -> None:
     assert layers[1].groups == widths[1] // 4
 
 
+def test_inputs_are_multiples_too_behind_a_shuffle_of_pixels() -> None:
+    body = nn.Conv2d(3, 128, 3), nn.PixelShuffle(2), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Conv2d(32, 2, 1)
+    pruner = Pruner(nn.Sequential(*body), IMAGES, score=Fixed(), multiple_of=8)
+    pruner.prune(keep_macs=0.25)
+    layers = [layer for layer in pruner.finish() if isinstance(layer, nn.Conv2d)]
+    assert layers[0].out_channels < 128
+    assert all(layer.in_channels % 8 == 0 for layer in layers[1:])
+
+
 @pytest.mark.parametrize("kind", ["macs", "params", "filters"])
 def test_a_pruner_lands_on_its_budget_and_stops_there(kind: str) -> None:
     pruner = Pruner(CifarResNet(8, width=0.5), IMAGES, score=Fixed(), ignore=["stage1*"])

@@ -221,6 +221,34 @@ def test_a_loader_with_an_iteration_of_its_own_keeps_it() -> None:
     assert sorted(both) == [1000 + n for n in range(40)]
 
 
+class Wrapping(Shifted):
+    """Iterates over a loader that it holds, as Accelerate's does."""
+
+    def __init__(self, held: DataLoader) -> None:
+        super().__init__(held.dataset, num_workers=1, persistent_workers=True)
+        self.held = held
+
+    def __iter__(self) -> Any:
+        return iter(self.held)
+
+
+class Noise(Dataset):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(())
+
+
+def test_workers_of_a_loader_within_are_made_anew_too() -> None:
+    source = Wrapping(DataLoader(Noise(), batch_size=4, num_workers=1, persistent_workers=True))
+    passes = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        passes.append(torch.cat(list(reseed(source, 5))))
+    assert torch.equal(*passes)
+
+
 def test_no_part_ends_in_a_batch_of_one() -> None:
     fraction = 17 / 40
     assert [len(labels) for _, labels in draw(loader(), fraction, None, generator())] == [8, 8]

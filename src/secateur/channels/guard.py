@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from secateur.channels.example import Example
+from secateur.channels.example import Example, tensors_within
 from secateur.errors import InvalidArgument, InvalidExample, InvalidModel, place_of
 
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
@@ -61,7 +61,8 @@ def check_model(model: Any, example: Example) -> None:
             )
         if "quantized" in type(module).__module__.split(".") and kind != "FloatFunctional":
             raise InvalidModel(f"{where} ({kind}) is quantised: prune the float model first, then quantise")
-        if {"qat", "fake_quantize", "observer"} & set(type(module).__module__.split(".")):
+        origin = type(module).__module__.split(".")
+        if origin[0] == "torch" and {"qat", "fake_quantize", "observer"} & set(origin):
             raise InvalidModel(f"{where} ({kind}) is prepared to be quantised: prune the float model first")
     parameters = list(model.named_parameters())
     tensors = [*parameters, *model.named_buffers()]
@@ -89,14 +90,21 @@ def check_model(model: Any, example: Example) -> None:
     for tensor in example.tensors:
         if tensor.device != device and device.type != "meta":
             raise InvalidExample(f"the model is on {device}, the example on {tensor.device}: move one with .to(...)")
-    check_example(example)
+    check_example(model, example)
 
 
-def check_example(example: Example) -> None:
-    """Raise for one whose outputs would all be NaN, which equal any others."""
-    for tensor in example.tensors:
-        if tensor.is_floating_point() and tensor.device.type != "meta" and bool(tensor.isnan().any()):
-            raise InvalidExample("the example holds NaN: pass one that the model gives sound outputs for")
+def check_example(model: nn.Module, example: Example) -> None:
+    """Raise for one with NaN that the outputs have too: they would equal any others."""
+    if not _has_nan(example.tensors):
+        return
+    with undisturbed(model), torch.no_grad():
+        output = example.copied()(model.eval())
+    if _has_nan(tensors_within(output)):
+        raise InvalidExample("the example holds NaN, and so does what comes of it: pass one with sound outputs")
+
+
+def _has_nan(tensors: Iterable[Tensor]) -> bool:
+    return any(t.is_floating_point() and t.device.type != "meta" and bool(t.isnan().any()) for t in tensors)
 
 
 def _statistics(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

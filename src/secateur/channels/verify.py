@@ -84,7 +84,7 @@ def verify(model: nn.Module, plan: Plan, example: Any) -> Verification:
     were admitted as inexact.
     """
     call = Example.of(example)
-    check_example(call)
+    check_example(model, call)
     calls: Calls = {"eval": [call], "train": [call.repeated(), call]}
     with _in_words("the shrunk network does not run on this example"):
         result = compare(model, plan, calls)

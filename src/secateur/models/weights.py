@@ -71,4 +71,4 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise InvalidModel(f"{path} holds no state dict, that is tensors by name")
     # Of DataParallel and DistributedDataParallel; of torch.compile.
-    return {str(name).removeprefix("module.").replace("_orig_mod.", ""): tensor for name, tensor in found.items()}
+    return {str(name).replace("_orig_mod.", "").removeprefix("module."): tensor for name, tensor in found.items()}

@@ -72,15 +72,19 @@ class LatencyTable:
 
     def check(self, graph: ChannelGraph) -> None:
         """Raise if this is the table of another network."""
-        for layer in self.layers:
-            shape = graph.shapes.get(layer.name, ())
+        # Weights that are computed, or have another name too, are not in the graph.
+        known = [layer for layer in self.layers if layer.name in graph.shapes]
+        problem = "they have no layer in common" if self.layers and not known else ""
+        for layer in known:
+            shape = graph.shapes[layer.name]
             for axis, whole in zip(layer.axes, (layer.inputs[-1], layer.outputs[-1]), strict=True):
-                if not shape or (axis is not None and shape[axis] != whole):
-                    what = f"has {shape[axis]}" if shape and axis is not None else "has no such layer"
-                    raise InvalidSetting(
-                        f"the latency table is of another network: {layer.name} is {whole} wide there, and this one "
-                        f"{what}; measure this one with measure_latency(model, example)"
-                    )
+                if axis is not None and shape[axis] != whole:
+                    problem = f"{layer.name} is {whole} wide there, and {shape[axis]} here"
+        if problem:
+            raise InvalidSetting(
+                f"the latency table is of another network: {problem}; measure this one with "
+                "measure_latency(model, example)"
+            )
 
     def value(self, graph: ChannelGraph, keep: Tensor) -> float:
         """Microseconds of all layers when only these channels are kept."""

@@ -102,12 +102,12 @@ def _aligned(low: int, size: int, multiple: int) -> int:
 
 
 def multiples(graph: ChannelGraph, of: int) -> Tensor:
-    """Of what each group's number of channels must be a multiple, so that its filters are one in every layer.
+    """Of what each group's number of channels must be a multiple, so that every layer's inputs and outputs are one.
 
     A channel of a grouped convolution has several: where they are four, every other number of channels will do for 8.
     """
-    filters = [[m.indices.shape[1] for m in g.members if m.role == "produces"] for g in graph.groups]
-    needed = [math.lcm(1, *(of // math.gcd(of, count) for count in counts)) for counts in filters]
+    widths = [{m.indices.shape[1] for m in g.members if m.role != "passes"} for g in graph.groups]
+    needed = [math.lcm(1, *(of // math.gcd(of, width) for width in each)) for each in widths]
     return torch.tensor(needed, dtype=torch.long, device="cpu")
 
 

@@ -87,7 +87,8 @@ class Record:
             else:
                 if tensors:
                     self.folder.write_tensors(ORIGINAL, tensors)
-                about = {**about, "layers": run.pruner.graph.widths, "macs": run.pruner.graph.macs}
+                graph = run.pruner.graph
+                about = {**about, "layers": graph.widths, "macs": graph.macs, "example": self._sizes()}
                 self.folder.write_config({**mine, "engine": run.engine.to_dict(), **about})
         state = run.world.tell(state)
         if state is not None:
@@ -104,11 +105,11 @@ class Record:
         for name in ("accumulate", "clip_norm", "precision"):
             if config["engine"].get(name) != engine[name]:
                 raise InvalidSetting(f"{self.path} holds a run with another {name}: go on as it was")
-        macs = self.run.pruner.graph.macs
-        if config.get("macs", macs) != macs:
+        sizes = self._sizes()
+        if config.get("example", sizes) != sizes:
             raise InvalidSetting(
-                f"{self.path} holds a run of a network with {config['macs']:,} MACs for its example, and this one has "
-                f"{macs:,}: give an example of the same size, or name another folder"
+                f"{self.path} holds a run with an example of another size ({config['example']}, without the batch, and "
+                f"not {sizes}), for which a budget means something else: go on with such a one, or name another folder"
             )
         try:
             # Settings that did not exist when the run began have their defaults, which change nothing.
@@ -122,6 +123,11 @@ class Record:
                 raise InvalidSetting(
                     f"{self.path} holds a run with {what}: resume it as it was, or name another folder"
                 )
+
+    def _sizes(self) -> list[list[int]]:
+        """Of the example that the network was analysed with, without the batch."""
+        examples = self.run.pruner.graph.calls.get("eval", ())[:1]
+        return [list(tensor.shape[1:]) for example in examples for tensor in example.tensors]
 
     def _compare_weights(self, tensors: dict[str, Tensor]) -> None:
         path = self.path / ORIGINAL

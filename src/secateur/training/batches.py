@@ -159,7 +159,9 @@ def reseed(source: Any, seed: int) -> Any:
     if not isinstance(source, DataLoader) or not source.persistent_workers:
         return source
     fresh = copy.copy(source)
-    vars(fresh).update(persistent_workers=False, _iterator=None)  # a loader refuses to have these set
+    # Set behind its back, for it refuses; and a loader may hold another one, as Accelerate's does.
+    inner = {name: reseed(value, seed) for name, value in vars(source).items() if isinstance(value, DataLoader)}
+    vars(fresh).update(inner, persistent_workers=False, _iterator=None)
     return fresh
 
 
