@@ -20,6 +20,8 @@ from secateur.errors import InvalidArgument, InvalidExample, InvalidModel, place
 
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 """Modules that hold another one, and under which name."""
+STATISTICS = ("running_mean", "running_var")
+"""Buffers that norms learn."""
 
 
 def check_module(model: Any) -> None:
@@ -59,13 +61,13 @@ def check_model(model: Any, example: Example) -> None:
             raise InvalidModel(
                 f"{where} is an exported program, whose sizes are fixed: pass the Python model it was made from"
             )
-        if "quantized" in type(module).__module__.split(".") and kind != "FloatFunctional":
-            raise InvalidModel(f"{where} ({kind}) is quantised: prune the float model first, then quantise")
         origin = type(module).__module__.split(".")
+        if "quantized" in origin and kind != "FloatFunctional":
+            raise InvalidModel(f"{where} ({kind}) is quantised: prune the float model first, then quantise")
         if origin[0] == "torch" and {"qat", "fake_quantize", "observer"} & set(origin):
             raise InvalidModel(f"{where} ({kind}) is prepared to be quantised: prune the float model first")
     parameters = list(model.named_parameters())
-    tensors = [*parameters, *model.named_buffers()]
+    tensors: list[tuple[str, Tensor]] = [*parameters, *model.named_buffers()]
     for name, tensor in tensors:
         if is_lazy(tensor):
             raise InvalidModel(f"parameter {name!r} has no shape yet: run the model once on an example")
@@ -81,7 +83,9 @@ def check_model(model: Any, example: Example) -> None:
     if len(places) > 1:
         listed = ", ".join(f"{name!r} on {device}" for device, name in places.items())
         raise InvalidModel(f"the model is spread over several devices ({listed}): move it to one with model.to(device)")
-    _check_values([*parameters, *_statistics(model)])
+    # Other buffers may hold infinity, as masks do, or what nobody reads.
+    learnt = [(name, t) for name, t in tensors if isinstance(t, nn.Parameter) or name.endswith(STATISTICS)]
+    _check_values(learnt)
     device = next(iter(places))
     if not example.tensors:
         raise InvalidExample(
@@ -105,13 +109,6 @@ def check_example(model: nn.Module, example: Example) -> None:
 
 def _has_nan(tensors: Iterable[Tensor]) -> bool:
     return any(t.is_floating_point() and t.device.type != "meta" and bool(t.isnan().any()) for t in tensors)
-
-
-def _statistics(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What norms have learnt without gradients. Other buffers may hold infinity, as masks do, or what nobody reads."""
-    for name, buffer in model.named_buffers():
-        if name.endswith(("running_mean", "running_var")):
-            yield name, buffer
 
 
 def _check_values(tensors: list[tuple[str, Tensor]]) -> None:

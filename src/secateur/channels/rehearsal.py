@@ -91,9 +91,11 @@ class Record(EagerMode):
         trained = {"native_dropout": 2, "rrelu_with_noise": 4}.get(name)
         product = None
         if name in SHIFTED and "out" not in kwargs:
-            # By itself: to take off again what was added would leave the rounding of that.
-            product = getattr(torch, SHIFTED[name])(*args[1:]) * kwargs.get("alpha", 1)
-            out = _shifted(product, args[0], kwargs.get("beta", 1))
+            # By itself: to take off again what was added would leave the rounding of that. What has no weight may be
+            # memory that was never filled.
+            product = func(*args, **{**kwargs, "beta": 0})
+            beta = kwargs.get("beta", 1)
+            out = product + beta * args[0] if beta else product
         else:
             out = func(*args, **kwargs) if trained is None else func(*args[:trained], False)
         self._take_chance_out(name, out, args)
@@ -119,11 +121,6 @@ class Record(EagerMode):
 
 def _is_coarser(dtype: torch.dtype, precision: torch.dtype) -> bool:
     return dtype.is_floating_point and torch.finfo(dtype).bits < torch.finfo(precision).bits
-
-
-def _shifted(product: Tensor, shift: Tensor, beta: float) -> Tensor:
-    """With what is added to it; what has no weight may be memory that was never filled."""
-    return product + beta * shift if beta else product
 
 
 def _sums(tensor: Tensor) -> Tensor:

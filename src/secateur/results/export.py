@@ -173,8 +173,7 @@ def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, int]:
 
 
 def _pairs(model: nn.Module, example: Any) -> dict[str, str]:
-    """The batch norm behind each convolution, where both run once and nothing else reads what is between them, or the
-    convolution's weight."""
+    """The batch norm behind a convolution, where both run once and nothing else reads the weight or what is between."""
     made: dict[int, list[str]] = {}
     taken: dict[int, list[str]] = {}
     runs: dict[str, int] = {}
@@ -208,7 +207,8 @@ def _pairs(model: nn.Module, example: Any) -> dict[str, str]:
             handle.remove()
     return {
         made[key][0]: taken[key][0]
-        for key in made.keys() & taken.keys() - given_back
+        for key in made
+        if key in taken and key not in given_back
         if readers.count[key] == 1 and runs[made[key][0]] == runs[taken[key][0]] == 1
         if readers.count[id(model.get_submodule(made[key][0]).weight)] == 1
     }

@@ -167,8 +167,8 @@ def reseed(source: Any, seed: int) -> Any:
 
 def loads_by_index(source: Any) -> TypeGuard[DataLoader]:
     """Whether a loader can be rebuilt over other indices. One with an iteration of its own would lose that."""
-    own = not isinstance(source, DataLoader) or type(source).__iter__ is not DataLoader.__iter__
-    return not own and not isinstance(source.dataset, IterableDataset)
+    plain = isinstance(source, DataLoader) and type(source).__iter__ is DataLoader.__iter__
+    return plain and not isinstance(source.dataset, IterableDataset)
 
 
 def _labels(dataset: Any) -> Tensor:
