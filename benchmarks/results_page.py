@@ -17,7 +17,7 @@ from secateur.cli.train import NAMES, Tuning
 from secateur.recipes.reports import PAPER, draw_architectures, draw_rankings, path_of, table_of_rankings
 from secateur.results.figures import draw_structures
 from secateur.results.structure import read_json
-from secateur.ticktock.schedule import TickTock
+from secateur.runs.settings import TickTock
 
 DOCS = Path(__file__).parent.parent / "docs"
 README = DOCS.parent / "README.md"

@@ -5,11 +5,12 @@ import signal
 import sys
 from pathlib import Path
 
-SHIM = str(Path(__file__).parent / "shim")
+HERE = Path(__file__).parent
 
 # Two workers share two cores, and so do the commands they start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SHIM, os.environ.get("PYTHONPATH")]))
+PATHS = [str(HERE / "shim"), str(HERE / "support"), os.environ.get("PYTHONPATH", "")]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, PATHS))
 
 # A shell starts what runs in the background deaf to Ctrl-C, and so would be the commands that tests stop by it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

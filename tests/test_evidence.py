@@ -1,19 +1,17 @@
 """What is kept of real runs, and the page that is drawn from it."""
 
 import json
-import sys
 from pathlib import Path
 from statistics import mean, stdev
 
+import doing
+import evidence
 import pytest
+import results_page
+
+from secateur.recipes.jobs import Order
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "benchmarks"), str(HERE / "recipes"), str(HERE / "cli")]
-import doing  # noqa: E402  # pyright: ignore
-import evidence  # noqa: E402
-import results_page  # noqa: E402
-
-from secateur.recipes.jobs import Order  # noqa: E402
 
 
 @pytest.fixture(scope="module")

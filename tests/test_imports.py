@@ -21,16 +21,16 @@ FLOORS = [
     {"recipes"},
     {"results"},
     {"data", "models"},
-    {"ticktock"},
+    {"runs"},
     {"pruning", "training"},
     {"channels"},
     {"extras"},
-    {"errors", "nested", "plain", "words"},
+    {"errors", "nested", "plain", "randomness", "words"},
 ]
 FORBIDDEN = {
     "training": {"channels"},
-    "data": {"ticktock", "pruning", "training", "channels"},
-    "models": {"ticktock", "pruning", "training", "channels"},
+    "data": {"runs", "pruning", "training", "channels"},
+    "models": {"runs", "pruning", "training", "channels"},
 }
 
 

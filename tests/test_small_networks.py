@@ -1,13 +1,8 @@
 """Three small networks on a CPU lose 60% of their MACs and next to nothing of what they can."""
 
-import sys
-from pathlib import Path
-
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import small_networks
+import torch
 
 
 @pytest.fixture(autouse=True)

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from secateur.recipes.jobs import Job
     from secateur.results.artifact import save
     from secateur.results.load import load
-    from secateur.ticktock.events import Event, FineTune, Finished, Result, Start, Tick, Tock
-    from secateur.ticktock.record import prune_further
-    from secateur.ticktock.schedule import TickTock
+    from secateur.runs.events import Event, FineTune, Finished, Result, Start, Tick, Tock
+    from secateur.runs.record import prune_further
+    from secateur.runs.settings import TickTock
     from secateur.training.distributed import World
     from secateur.training.engine import Engine
     from secateur.training.task import Task, classification, segmentation
@@ -118,9 +118,9 @@ _HOME = {
     "DamagedRun": "errors",
     "Diverged": "errors",
     "Engine": "training.engine",
-    "Event": "ticktock.events",
-    "FineTune": "ticktock.events",
-    "Finished": "ticktock.events",
+    "Event": "runs.events",
+    "FineTune": "runs.events",
+    "Finished": "runs.events",
     "FrozenChannels": "channels.groups",
     "Gates": "pruning.gates",
     "Interrupted": "errors",
@@ -141,15 +141,15 @@ _HOME = {
     "Plan": "channels.plan",
     "Pruner": "pruning.pruner",
     "Removal": "pruning.pruner",
-    "Result": "ticktock.events",
+    "Result": "runs.events",
     "RunInUse": "errors",
     "Score": "pruning.scores",
     "SecateurError": "errors",
-    "Start": "ticktock.events",
+    "Start": "runs.events",
     "Task": "training.task",
-    "Tick": "ticktock.events",
-    "TickTock": "ticktock.schedule",
-    "Tock": "ticktock.events",
+    "Tick": "runs.events",
+    "TickTock": "runs.settings",
+    "Tock": "runs.events",
     "UnknownName": "errors",
     "UnreachableBudget": "errors",
     "Verification": "channels.verify",
@@ -161,7 +161,7 @@ _HOME = {
     "LatencyTable": "pruning.latency",
     "load": "results.load",
     "measure_latency": "pruning.latency",
-    "prune_further": "ticktock.record",
+    "prune_further": "runs.record",
     "save": "results.artifact",
     "segmentation": "training.task",
     "shrink": "channels.shrink",

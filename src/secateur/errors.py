@@ -1,132 +1,102 @@
-"""What can go wrong, each with its remedy."""
+"""What can go wrong. Each error says what, what was got, what was wanted, and the remedy."""
 
-import shlex
+from __future__ import annotations
+
 from typing import Any
 
 
 class SecateurError(Exception):
-    """Base of every error that Secateur raises on purpose."""
+    """Base of every error that Secateur raises on purpose.
 
+    what: the thing and what is wrong with it.
+    got, wanted: the value that was found, and what would do.
+    remedy: what to do about it, as a sentence.
 
-class InvalidArgument(SecateurError, TypeError):
-    """An argument is another kind of thing than the function takes."""
+    >>> print(SecateurError("tick_removes is out of range", got=1.5, wanted="a share above 0 and at most 1"))
+    tick_removes is out of range: got 1.5, wanted a share above 0 and at most 1
+    >>> print(SecateurError("the model is wrapped in DataParallel", remedy="Pass model.module instead"))
+    the model is wrapped in DataParallel. Pass model.module instead
+    """
+
+    def __init__(self, what: str, *, got: Any = None, wanted: Any = None, remedy: str | None = None) -> None:
+        super().__init__(what)
+        self.what, self.got, self.wanted, self.remedy = what, got, wanted, remedy
+
+    def __str__(self) -> str:
+        details = [
+            f"{word} {value}" for word, value in (("got", self.got), ("wanted", self.wanted)) if value is not None
+        ]
+        text = f"{self.what}: {', '.join(details)}" if details else self.what
+        return f"{text}. {self.remedy}" if self.remedy else text
 
 
 class InvalidModel(SecateurError, ValueError):
-    """The model cannot be analysed as it is."""
-
-
-class InvalidExample(SecateurError, ValueError):
-    """The model does not run on the example input."""
-
-
-class InvalidPlan(SecateurError, ValueError):
-    """The plan does not fit the graph, or asks for what must not be cut."""
+    """The model, or the example it is called with, cannot be used: analysed, gated, built or exported."""
 
 
 class InvalidSetting(SecateurError, ValueError):
-    """A setting is out of range, or does not go with another."""
-
-
-class UnreachableBudget(SecateurError, ValueError):
-    """The floors do not allow the network to get as small as asked."""
-
-
-class InvalidTask(SecateurError, ValueError):
-    """The data, the loss or the metrics of a task are not what training needs."""
+    """An argument, setting, name or plan is wrong, or does not go with another."""
 
 
 class InvalidData(SecateurError, ValueError):
-    """The files of a dataset are missing, broken, or not what their names say."""
+    """Data are not what is needed: batches, labels, losses, or files that are missing, damaged or of another kind."""
 
 
-class InvalidOptimizer(SecateurError, ValueError):
-    """The optimizer does not hold the parameters it should."""
+class UnreachableBudget(InvalidSetting):
+    """The floors do not allow the network to get as small as asked."""
 
 
-class NonFiniteLoss(SecateurError):
-    """The loss has become NaN or infinite."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"the loss is not finite at step {step}")
-        self.step = step
+class NotEquivalent(SecateurError):
+    """Two networks that must give the same output differ."""
 
 
 class Diverged(SecateurError):
-    """Training has gone wrong; `result` holds the network as it last was well."""
+    """The loss is not finite any more; `result` holds the network as it was before, where there is one."""
 
-    def __init__(self, message: str, result: Any) -> None:
-        super().__init__(message)
+    def __init__(self, what: str, *, result: Any = None, remedy: str | None = None) -> None:
+        super().__init__(what, remedy=remedy)
         self.result = result
 
 
 class Interrupted(SecateurError):
-    """A run was asked to stop, and has been saved."""
+    """A run was asked to stop, and has been saved in `folder`."""
 
     def __init__(self, signal: int, folder: str) -> None:
-        super().__init__(f"stopped and saved; go on with: secateur resume {shlex.quote(folder)}")
-        self.signal = signal
-
-    def within(self, command: str) -> "Interrupted":
-        """The same when the run was a part of something larger, which is gone on with by giving its command again."""
-        self.args = (f"stopped and saved; go on with: {command}",)
-        return self
-
-
-class LostProcess(SecateurError):
-    """Another process of the same run has ended."""
-
-
-class UnknownName(SecateurError, KeyError):
-    """A name that does not exist; the message suggests near ones."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class MissingExtra(SecateurError, ImportError):
-    """An optional package is needed; the message says how to install it."""
-
-
-class NotEquivalent(SecateurError):
-    """The masked and the shrunk model disagree."""
+        super().__init__(f"stopped and saved in {folder}")
+        self.signal, self.folder = signal, folder
 
 
 class RunInUse(SecateurError):
     """Another process holds the folder of the run."""
 
 
-class DamagedRun(SecateurError):
-    """The folder of a run cannot be read or written, or what it holds is not what was written."""
+class LostProcess(SecateurError):
+    """Another process of the same run has ended."""
+
+
+class MissingExtra(SecateurError, ImportError):
+    """An optional package is not installed."""
 
 
 class DamagedCheckpoint(UserWarning):
-    """A checkpoint was put aside; the run goes on from the one before it."""
+    """A checkpoint was put aside; the run continues from the one before it."""
 
 
-class CannotExport(SecateurError):
-    """The network cannot be written in that form."""
+def unknown_name(kind: str, name: str, known: list[str]) -> InvalidSetting:
+    """The error for a name that does not exist, with the nearest ones that do.
 
-
-class DamagedResult(SecateurError):
-    """A result on disk is not what was saved, or is of another network."""
-
-
-def unknown_name(kind: str, name: str, known: list[str]) -> UnknownName:
-    """The error for a wrong name, with the nearest right ones.
-
-    >>> str(unknown_name("layer", "conv11", ["conv1", "fc"]))
-    "there is no layer 'conv11'; did you mean 'conv1'?"
+    >>> print(unknown_name("layer", "conv11", ["conv1", "fc"]))
+    there is no layer 'conv11'. Did you mean 'conv1'?
     """
     import difflib
 
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if near:
-        hint = "did you mean " + " or ".join(repr(n) for n in near) + "?"
+        remedy = "Did you mean " + " or ".join(repr(n) for n in near) + "?"
     else:
         shown = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
-        hint = f"known: {shown}" if known else "there are none"
-    return UnknownName(f"there is no {kind} {name!r}; {hint}")
+        remedy = f"Known: {shown}" if known else "There are none"
+    return InvalidSetting(f"there is no {kind} {name!r}", remedy=remedy)
 
 
 def place_of(error: BaseException, *inside: str) -> str:
@@ -136,3 +106,17 @@ def place_of(error: BaseException, *inside: str) -> str:
 
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside)]
     return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+
+
+# Former names, until every module uses those above.
+InvalidArgument = InvalidPlan = InvalidOptimizer = UnknownName = InvalidSetting
+InvalidExample = CannotExport = InvalidModel
+InvalidTask = DamagedRun = DamagedResult = InvalidData
+
+
+class NonFiniteLoss(SecateurError):
+    """The loss has become NaN or infinite at this step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"the loss is not finite at step {step}")
+        self.step = step

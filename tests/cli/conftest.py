@@ -1,19 +1,15 @@
-"""Let the tests of this folder share their helpers, miniature datasets, and a user's own networks."""
+"""Miniature data, and the command in this process."""
 
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import miniature
 import pytest
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "data"), str(HERE.parent / "recipes")]
-
-import miniature  # noqa: E402  # pyright: ignore
-
-from secateur import cli  # noqa: E402
-from secateur.results.bench import latency  # noqa: E402
+from secateur import cli
+from secateur.results.bench import latency
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -253,7 +253,6 @@ def test_resume_of_what_is_no_run(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 
 def test_a_run_that_was_started_from_python(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    sys.path.insert(0, str(HERE))
     import tiny_job
 
     from secateur import TickTock, analyze, save

@@ -1,12 +1,7 @@
-"""Let the tests of this folder share their helpers, and those of the channel analysis; each starts from one seed."""
-
-import sys
-from pathlib import Path
+"""Every test of this folder starts from the same seed."""
 
 import pytest
 import torch
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "channels")]
 
 
 @pytest.fixture(autouse=True)

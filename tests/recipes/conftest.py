@@ -1,17 +1,12 @@
-"""Let the tests of this folder share their helpers, the datasets of tests/data, and the forks of tests/ticktock."""
+"""Miniature data, and a chain of runs on it."""
 
-import sys
 from pathlib import Path
 
+import miniature
 import pytest
+from doing import PRUNING, TRAINING, TUNING, Chain, do
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "data"), str(HERE.parent / "ticktock")]
-
-import miniature  # noqa: E402  # pyright: ignore
-from doing import PRUNING, TRAINING, TUNING, Chain, do  # noqa: E402  # pyright: ignore
-
-from secateur.recipes.jobs import Order  # noqa: E402
+from secateur.recipes.jobs import Order
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ from secateur.recipes import work
 from secateur.recipes.jobs import Order
 from secateur.recipes.starts import find_start, open_network
 from secateur.recipes.work import reopen
-from secateur.ticktock.run import Run
+from secateur.runs.run import Run
 from secateur.training.checkpoint import RunFolder
 
 

@@ -23,7 +23,7 @@ from secateur.recipes.jobs import Order, build
 from secateur.recipes.starts import open_network
 from secateur.recipes.work import reopen
 from secateur.results.structure import read_structure
-from secateur.ticktock import run as run_module
+from secateur.runs import run as run_module
 
 ALL = ["baseline", "pruned", "tuned", "scratch"]
 CUT = ["pruned", "tuned", "scratch"]

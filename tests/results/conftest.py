@@ -1,16 +1,10 @@
 """One result for all tests of this folder that do not change it."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from one_result import build
 
 import secateur
-
-# Let the tests of this folder share their network.
-sys.path.insert(0, str(Path(__file__).parent))
-from one_result import build
 
 
 @pytest.fixture(scope="package")

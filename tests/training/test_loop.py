@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from secateur import InvalidTask, NonFiniteLoss
+from secateur.randomness import mix, seeded
 from secateur.training.engine import Engine
 from secateur.training.loop import Position, Trainer, Work
-from secateur.training.randomness import mix, seeded
 from secateur.training.schedules import triangle
 
 

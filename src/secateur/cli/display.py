@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from secateur.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from secateur.ticktock.events import Event
-    from secateur.ticktock.schedule import TickTock
+    from secateur.runs.events import Event
+    from secateur.runs.settings import TickTock
 
 
 @contextmanager

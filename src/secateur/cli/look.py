@@ -13,7 +13,7 @@ from secateur.cli.runs import Source, find_device
 from secateur.errors import InvalidSetting, InvalidTask
 from secateur.plain import to_json
 from secateur.recipes.recipe import Recipe
-from secateur.ticktock.schedule import TickTock
+from secateur.runs.settings import TickTock
 from secateur.words import counted
 
 

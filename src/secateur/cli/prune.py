@@ -8,7 +8,7 @@ from typing import Any
 
 from secateur.cli.runs import Hardware, Output, Source, start
 from secateur.recipes.recipe import Recipe, scaled, stretched
-from secateur.ticktock.schedule import BUDGETS, TickTock
+from secateur.runs.settings import BUDGETS, TickTock
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from secateur.cli.display import Display, Scalars
 from secateur.errors import InvalidSetting
 from secateur.plain import to_json
-from secateur.ticktock.schedule import TickTock
+from secateur.runs.settings import TickTock
 from secateur.training.engine import Engine
 
 if TYPE_CHECKING:
     import torch
 
     from secateur.recipes.jobs import Order
-    from secateur.ticktock.events import Event, Result
-    from secateur.ticktock.run import Run
+    from secateur.runs.events import Event, Result
+    from secateur.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)

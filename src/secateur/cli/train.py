@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from secateur.cli.runs import Hardware, Output, Source, start
 from secateur.recipes.recipe import Recipe, Training, scaled
-from secateur.ticktock.schedule import TickTock
+from secateur.runs.settings import TickTock
 from secateur.training.schedules import Shape
 
 

@@ -14,16 +14,16 @@ from secateur.channels.verify import Verification, verify
 from secateur.data.arrays import Arrays
 from secateur.data.digits import digits
 from secateur.models.lookup import find_model
+from secateur.randomness import seeded
 from secateur.recipes.paper import find_recipe
 from secateur.results.artifact import save
 from secateur.results.bench import latency
 from secateur.results.report import write_report
 from secateur.results.summary import device_name
-from secateur.ticktock.events import Result
-from secateur.ticktock.schedule import TickTock
+from secateur.runs.events import Result
+from secateur.runs.settings import TickTock
 from secateur.training.loop import Trainer, Work
 from secateur.training.optimizers import make_optimizer
-from secateur.training.randomness import seeded
 from secateur.training.schedules import triangle
 from secateur.training.task import Task, classification
 

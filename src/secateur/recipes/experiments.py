@@ -9,7 +9,7 @@ from secateur.data.catalog import find_dataset
 from secateur.errors import InvalidSetting, unknown_name
 from secateur.recipes.paper import find_recipe
 from secateur.recipes.recipe import Training
-from secateur.ticktock.schedule import TickTock
+from secateur.runs.settings import TickTock
 
 SCRATCH_TIMES = 2
 """Networks from random weights train for so many times the epochs of the baseline."""

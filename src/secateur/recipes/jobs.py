@@ -16,12 +16,12 @@ from secateur.data.catalog import Dataset, find_dataset
 from secateur.errors import InvalidModel, InvalidSetting, InvalidTask, SecateurError, UnknownName
 from secateur.models.lookup import find_builder, find_callable, find_model
 from secateur.nested import map_tensors
+from secateur.randomness import seeded
 from secateur.recipes.experiments import EXPERIMENTS
 from secateur.recipes.paper import find_recipe, is_recipe
 from secateur.recipes.recipe import Recipe
-from secateur.ticktock.schedule import TickTock
+from secateur.runs.settings import TickTock
 from secateur.training.kinds import check_kinds
-from secateur.training.randomness import seeded
 from secateur.training.task import Task, classification, segmentation
 
 

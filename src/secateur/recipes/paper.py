@@ -13,7 +13,7 @@ from inspect import getdoc
 from secateur.data.catalog import find_dataset
 from secateur.errors import unknown_name
 from secateur.recipes.recipe import Recipe, Training
-from secateur.ticktock.schedule import TickTock
+from secateur.runs.settings import TickTock
 
 RECIPES: dict[str, Callable[[], Recipe]] = {}
 

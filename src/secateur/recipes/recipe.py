@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from secateur.errors import InvalidSetting
-from secateur.ticktock.schedule import TickTock
+from secateur.runs.settings import TickTock
 
 LARGEST_TICK = 0.3
 """The share of filters that a Tick of a rehearsal removes at most."""

@@ -18,7 +18,7 @@ from secateur.recipes.recipe import scaled, stretched
 from secateur.recipes.work import reopen
 from secateur.results.atomic import write
 from secateur.results.structure import read_json
-from secateur.ticktock.schedule import TickTock
+from secateur.runs.settings import TickTock
 from secateur.training.distributed import World
 
 Perform = Callable[[Order, TickTock, Path, Path | None], object]

@@ -21,17 +21,17 @@ from secateur.channels.plan import Plan
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.errors import DamagedRun, InvalidPlan, InvalidSetting, UnknownName
 from secateur.models.weights import load_weights_
+from secateur.randomness import seeded
 from secateur.recipes.controls import initialize_
 from secateur.recipes.jobs import Job, Order, build
 from secateur.recipes.timing import TABLE
 from secateur.results.atomic import write
 from secateur.results.load import fill_, find_result, read_plan
-from secateur.ticktock.record import ORIGINAL
-from secateur.ticktock.schedule import TickTock
+from secateur.runs.record import ORIGINAL
+from secateur.runs.settings import TickTock
 from secateur.training.batches import device_of
 from secateur.training.checkpoint import RunFolder
 from secateur.training.distributed import World
-from secateur.training.randomness import seeded
 
 SHAPE, TEACHER = "shape.json", "teacher.safetensors"
 """Beside the run: the plan by which the network was cut before, and what it learns from."""

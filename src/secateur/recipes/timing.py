@@ -15,7 +15,7 @@ from secateur.pruning.latency import LatencyTable, measure_latency, time_whole
 from secateur.recipes.jobs import Job
 from secateur.results.atomic import write
 from secateur.results.structure import read_json
-from secateur.ticktock.schedule import TickTock
+from secateur.runs.settings import TickTock
 from secateur.training.distributed import World
 from secateur.training.engine import Engine
 from secateur.training.loop import PRECISIONS

@@ -23,10 +23,10 @@ from secateur.results.bench import latency
 from secateur.results.pictures import draw_seen
 from secateur.results.structure import read_json
 from secateur.results.summary import device_name, shape_of
-from secateur.ticktock.events import Event, Finished, Result
-from secateur.ticktock.record import prune_further
-from secateur.ticktock.run import Run
-from secateur.ticktock.schedule import BUDGETS, TickTock
+from secateur.runs.events import Event, Finished, Result
+from secateur.runs.record import prune_further
+from secateur.runs.run import Run
+from secateur.runs.settings import BUDGETS, TickTock
 from secateur.training.checkpoint import as_it_was, read_config
 from secateur.training.distributed import World
 from secateur.training.engine import Engine

@@ -15,7 +15,7 @@ from secateur.models.lookup import is_known
 from secateur.plain import to_json
 from secateur.results.atomic import write
 from secateur.results.summary import summarize
-from secateur.ticktock.events import Result
+from secateur.runs.events import Result
 
 
 def save(result: Result, path: str | Path, **about: Any) -> Path:

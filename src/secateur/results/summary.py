@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from secateur.results.structure import Layer, layers_after
-from secateur.ticktock.events import Result
+from secateur.runs.events import Result
 
 FORMAT = {"format": "secateur-summary", "version": 1}
 

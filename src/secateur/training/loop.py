@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from secateur.errors import InvalidTask, NonFiniteLoss
+from secateur.randomness import random_state, restore_random
 from secateur.training.batches import device_of, prefetch
 from secateur.training.distributed import World
 from secateur.training.engine import Engine
 from secateur.training.graphed import GraphedStep
 from secateur.training.optimizers import can_be_captured, set_rate
-from secateur.training.randomness import random_state, restore_random
 from secateur.training.shards import weighted
 
 LOOK_EVERY = 50

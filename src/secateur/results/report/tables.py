@@ -8,7 +8,7 @@ from typing import Any
 
 from secateur.results.report.read import COSTS, Run
 from secateur.results.report.words import brief, duration, number, percent, precise, sentence, share, text
-from secateur.ticktock.schedule import TickTock
+from secateur.runs.settings import TickTock
 from secateur.training.engine import Engine
 from secateur.words import counted
 

@@ -77,4 +77,4 @@ def quick(**settings: Any) -> TickTock:
 
 def on_a(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut as runs there do."""
-    monkeypatch.setattr("secateur.ticktock.run.device_of", lambda model: torch.device(device))
+    monkeypatch.setattr("secateur.runs.run.device_of", lambda model: torch.device(device))

@@ -23,17 +23,17 @@ from secateur.pruning.latency import LatencyTable
 from secateur.pruning.pruner import Pruner, make_budget
 from secateur.pruning.scores import Random
 from secateur.pruning.select import check_reachable
-from secateur.ticktock.events import Event, FineTune, Finished, Result, Start, Tick, Tock
-from secateur.ticktock.record import Cursor, Record
-from secateur.ticktock.schedule import TickTock
-from secateur.ticktock.trained import in_tick, in_tock, only_train_, optimizer_for
+from secateur.randomness import mix, seeded
+from secateur.runs.events import Event, FineTune, Finished, Result, Start, Tick, Tock
+from secateur.runs.record import Cursor, Record
+from secateur.runs.settings import TickTock
+from secateur.runs.trained import in_tick, in_tock, only_train_, optimizer_for
 from secateur.training.batches import count, device_of, draw, reseed
 from secateur.training.distill import distilled, scores_of
 from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_
 from secateur.training.ema import Ema
 from secateur.training.engine import Engine
 from secateur.training.loop import LOOK_EVERY, Position, Trainer, Work
-from secateur.training.randomness import mix, seeded
 from secateur.training.schedules import SHAPES
 from secateur.training.shards import shard
 from secateur.training.task import Task, check_task

@@ -36,8 +36,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from secateur import DamagedRun, Event, Finished, InvalidSetting, Task, TickTock, analyze
-from secateur.ticktock import record
-from secateur.ticktock.run import Run
+from secateur.runs import record
+from secateur.runs.run import Run
 from secateur.training.engine import Engine
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import secateur
 from secateur import Diverged, Engine, Finished, Pruner, analyze
 from secateur.errors import LostProcess
-from secateur.ticktock.run import Run
+from secateur.runs.run import Run
 from secateur.training.checkpoint import RunFolder
 from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_, worded
 from secateur.training.loop import Trainer, Work

@@ -11,7 +11,7 @@ from small import prepared, quick
 import secateur
 from secateur.recipes.reports import changes, main
 from secateur.results.report import write_report
-from secateur.ticktock.run import Run
+from secateur.runs.run import Run
 
 
 def strictly(text: str) -> Any:

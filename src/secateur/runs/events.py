@@ -13,7 +13,7 @@ from secateur.plain import numbers
 from secateur.words import counted
 
 if TYPE_CHECKING:
-    from secateur.ticktock.schedule import TickTock
+    from secateur.runs.settings import TickTock
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from secateur.pruning.gates import Gates
-from secateur.ticktock.schedule import TickTock
+from secateur.runs.settings import TickTock
 from secateur.training.optimizers import make_optimizer
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from secateur import InvalidSetting, InvalidTask, Result, Task, TickTock, UnknownName, analyze, classification
-from secateur.ticktock.run import Run
+from secateur.runs.run import Run
 from secateur.training.distill import distilled
 from secateur.training.ema import Ema
 from secateur.training.engine import Engine

@@ -19,13 +19,13 @@ from small import CLASSES, SIZE, Net, batches, quick
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import secateur.ticktock.run
+import secateur.runs.run
 from secateur import Engine, Task, Tick, analyze, classification
 from secateur.data.arrays import Arrays
 from secateur.errors import Diverged, Interrupted
-from secateur.ticktock import record
-from secateur.ticktock.events import Finished
-from secateur.ticktock.run import Run
+from secateur.runs import record
+from secateur.runs.events import Finished
+from secateur.runs.run import Run
 from secateur.training.distributed import World, join
 
 BATCH = 16
@@ -216,7 +216,7 @@ def note_writes(folder: Path) -> list[str]:
 def main(folder: Path, cases: list[str]) -> None:
     world = join()
     record.PATIENCE = 0
-    secateur.ticktock.run.LOOK_EVERY = 4
+    secateur.runs.run.LOOK_EVERY = 4
     for case in cases:
         place = folder / case if case.startswith(("written", "stopped")) else None
         writes = note_writes(place) if place is not None else []

@@ -19,14 +19,14 @@ from secateur.channels.shrink import tensors_of
 from secateur.errors import DamagedRun, InvalidSetting
 from secateur.pruning.scores import check_state
 from secateur.pruning.select import UNITS
-from secateur.ticktock.events import Event, Finished, from_dict
+from secateur.runs.events import Event, Finished, from_dict
 from secateur.training.checkpoint import REFUSALS, RunFolder, as_it_was, read_checkpoint, read_config
 from secateur.training.loop import Position
 from secateur.training.optimizers import placed
 
 if TYPE_CHECKING:
-    from secateur.ticktock.run import Run
-    from secateur.ticktock.schedule import TickTock
+    from secateur.runs.run import Run
+    from secateur.runs.settings import TickTock
 
 PATIENCE = 40
 """A checkpoint that took a second is followed by no other for this many: they cost no more than 3% of a run."""

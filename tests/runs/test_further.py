@@ -10,8 +10,8 @@ import torch
 from small import prepared, quick
 
 from secateur import DamagedRun, InvalidSetting, InvalidTask, Result, TickTock
-from secateur.ticktock.events import Tick
-from secateur.ticktock.record import prune_further
+from secateur.runs.events import Tick
+from secateur.runs.record import prune_further
 
 
 @pytest.fixture(autouse=True)

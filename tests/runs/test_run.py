@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import secateur
 from secateur import Diverged, Event, FineTune, Finished, InvalidModel, InvalidSetting, Task, Tick, TickTock, Tock
-from secateur.ticktock.run import Run
+from secateur.runs.run import Run
 
 
 def states(model: nn.Module) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,6 @@ from torch import nn
 
 import secateur
 from secateur.data.arrays import Arrays
-
-# Let the tests of this folder share their helpers.
-sys.path.insert(0, str(Path(__file__).parent))
 
 SETTINGS = secateur.TickTock(
     keep_macs=0.5, tick_removes=0.15, ticks_per_tock=2, tock_epochs=2, finetune_epochs=2, min_ratio=0.2

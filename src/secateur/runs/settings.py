@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from secateur.channels.groups import ChannelGraph
     from secateur.pruning.latency import LatencyTable
     from secateur.pruning.scores import Score
-    from secateur.ticktock.events import Event, Result
+    from secateur.runs.events import Event, Result
     from secateur.training.task import Task
 
     ScoreOrName = Score | str
@@ -256,7 +256,7 @@ class TickTock:
         latency: LatencyTable | None = None,
     ) -> Result:
         """Prune and fine-tune a copy of the model; `progress`, e.g. `print`, is called with every event on the way."""
-        from secateur.ticktock.events import Finished
+        from secateur.runs.events import Finished
 
         event = None
         for event in self.steps(model, graph, task, engine=engine, folder=folder, latency=latency):
@@ -282,7 +282,7 @@ class TickTock:
         latency: what layers take, from `measure_latency`; for keep_latency.
         """
         from secateur.channels.groups import check_graph
-        from secateur.ticktock.run import Run
+        from secateur.runs.run import Run
 
         return Run(self, model, check_graph(graph), task, engine=engine, folder=folder, latency=latency).events()
 
