@@ -129,6 +129,11 @@ class ChannelGraph:
     """Groups in whose place the forward pass makes zeros: how many, its code computes somehow."""
 
     @property
+    def partial(self) -> bool:
+        """Whether a forward pass may leave parts of the model out."""
+        return bool(self.notes) or any("never used" in frozen.reason for frozen in self.frozen)
+
+    @property
     def num_channels(self) -> int:
         return self.groups[-1].start + self.groups[-1].size if self.groups else 0
 

@@ -146,7 +146,7 @@ def measure_latency(
     precision: torch.dtype = torch.float32,
     channels_last: bool = False,
     repetitions: int = 10,
-    say: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], object] = lambda text: None,
 ) -> LatencyTable:
     """Time every convolution and linear layer of the model by itself, at several widths, where the model is.
 
@@ -159,7 +159,7 @@ def measure_latency(
     done: dict[object, LayerTable] = {}
     layers = []
     for number, (name, module, shape, _) in enumerate(calls, 1):
-        say(f"layer {number} of {len(calls)}")
+        progress(f"layer {number} of {len(calls)}")
         kind = (type(module), module.extra_repr(), shape)
         if kind not in done:
             done[kind] = _measure_layer(module, shape, precision, layout, repetitions)
@@ -167,7 +167,7 @@ def measure_latency(
         layers.append(LayerTable(f"{name}.weight", table.axes, table.inputs, table.outputs, table.microseconds))
     device = next(model.parameters()).device
     if device.type == "cuda" and layers:
-        say("the whole network")
+        progress("the whole network")
         whole = time_whole(model, example, precision, channels_last, repetitions)
         layers = with_rest(layers, [size for *_, size in calls], whole)
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else counted(torch.get_num_threads(), "thread")

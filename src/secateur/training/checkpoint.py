@@ -16,10 +16,10 @@ from typing import Any, Self
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from secateur.errors import DamagedCheckpoint, DamagedRun, InvalidSetting, RunInUse
+from secateur.errors import DamagedCheckpoint, InvalidData, InvalidSetting, RunInUse
 from secateur.plain import to_json
 from secateur.training.packed import DTYPES, FORMATS, Packed, unpack
 
@@ -54,10 +54,25 @@ class RunFolder:
         self._write("config.json", to_json(RUN | config, indent=2).encode())
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
-        """The same for a file of tensors, beside the checkpoints."""
-        # Copies, since what shares memory cannot be saved.
-        copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
-        self._write(name, safetensors.torch.save(copies))
+        """Write a file of tensors beside the checkpoints."""
+        self._write(name, serialize(tensors))
+
+    @staticmethod
+    def read_tensors(path: Path, like: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors that `write_tensors` has written, which must have the names and shapes of `like`."""
+        try:
+            with safe_open(path, "pt") as file:
+                shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+                if shapes != {name: tuple(tensor.shape) for name, tensor in like.items()}:
+                    raise ValueError("it is of another network")
+                return {name: file.get_tensor(name) for name in like}
+        except REFUSALS as error:
+            remedy = "Restore it, or start a new run in another folder"
+            raise InvalidData(f"{path} cannot be read: {error}", remedy=remedy) from error
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file beside the checkpoints."""
+        self._write(name, text.encode())
 
     def _write(self, name: str, data: bytes) -> None:
         temporary = self.path / f".{name}"
@@ -95,7 +110,7 @@ class RunFolder:
             try:
                 events.append(json.loads(line))
             except (ValueError, RecursionError) as error:
-                raise DamagedRun(
+                raise InvalidData(
                     f"line {number} of {self.path / 'events.jsonl'} is damaged: {error}; remove what follows the last "
                     "good line and resume, which goes on from a checkpoint before it"
                 ) from error
@@ -155,7 +170,7 @@ class RunFolder:
             except REFUSALS as error:
                 refused[checkpoint] = f"checkpoint {checkpoint} is damaged: {error}"
         if refused and state is None:
-            raise DamagedRun(
+            raise InvalidData(
                 "; ".join(refused.values())
                 + f"; none can be used: restore what is damaged from a copy, or start anew by "
                 f"removing {self.path / 'checkpoints'}"
@@ -207,10 +222,16 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            raise DamagedRun(
+            raise InvalidData(
                 f"cannot {action} the run in {self.path}: {error.strerror or error}; make sure that the folder can be "
                 "written and the disk has room, then resume: checkpoints that were there are untouched"
             ) from error
+
+
+def serialize(tensors: dict[str, Tensor]) -> bytes:
+    """Tensors as the bytes of a .safetensors file; copies, because tensors that share memory cannot be saved."""
+    copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
+    return safetensors.torch.save(copies)
 
 
 OPEN: weakref.WeakSet[RunFolder] = weakref.WeakSet()
@@ -257,7 +278,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_bytes())
         check_format(config, RUN)
     except REFUSALS as error:
-        raise DamagedRun(f"cannot read {path}: {error}; restore it, or start a new run elsewhere") from error
+        raise InvalidData(f"cannot read {path}: {error}; restore it, or start a new run elsewhere") from error
     return {key: value for key, value in config.items() if key not in RUN}
 
 

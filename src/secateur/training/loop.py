@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.errors import InvalidTask, NonFiniteLoss
+from secateur.errors import InvalidData
 from secateur.randomness import random_state, restore_random
 from secateur.training.batches import device_of, prefetch
 from secateur.training.distributed import World
@@ -45,8 +45,18 @@ class Work:
     """Called after the optimizer's step."""
     capturable: bool = True
     """Whether what is called only computes on the device."""
+    compilable: bool = True
+    """Whether `torch.compile` pays, where the engine compiles."""
     tensors: Callable[[], list[Tensor]] = list
     """What these calls write to, beside the model and the optimizer."""
+
+
+class NonFiniteLoss(Exception):
+    """The loss has become NaN or infinite at this step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"the loss is not finite at step {step}")
+        self.step = step
 
 
 @dataclass
@@ -68,7 +78,7 @@ class Trainer:
     engine: Engine = field(default_factory=Engine)
     world: World = field(default_factory=World)
     wrapped: nn.Module | None = None
-    say: Callable[[str], None] = lambda text: None
+    progress: Callable[[str], object] = lambda text: None
 
     def __post_init__(self) -> None:
         self.device = device_of(self.model)
@@ -129,7 +139,7 @@ class Trainer:
                 after_step(step + 1)
             position = Position(max(position.step, step + 1))
         if not position.step:
-            raise InvalidTask("the training data yields no batches")
+            raise InvalidData("the training data yields no batches")
         if waiting:
             self._update(work)
         self._look()
@@ -172,9 +182,8 @@ class Trainer:
         if work.collect is not None:
             work.collect()
         if check and all(parameter.grad is None for parameter in self.model.parameters()):
-            raise InvalidTask(
-                "the loss does not depend on the model that it is given: compute it from what that returns"
-            )
+            remedy = "Compute the loss from what the model returns"
+            raise InvalidData("the loss does not depend on the model that it is given", remedy=remedy)
 
     def _update(self, work: Work) -> None:
         optimizer = work.optimizer
@@ -200,19 +209,19 @@ class Trainer:
 
     def _callable(self, work: Work) -> nn.Module:
         called = self.wrapped or self.model
-        if self.engine.compile and work.name != "Tick":
+        if self.engine.compile and work.compilable:
             if self._compiled is None or self._compiled[0] is not called:
                 self._compiled = called, torch.compile(called)  # pyright: ignore
             return self._compiled[1]  # pyright: ignore
         return called
 
     def _capture(self, work: Work, batch: Any, weight: float) -> GraphedStep | None:
-        """The step as a CUDA graph; None, with the reason said, where it has to be done piece by piece."""
+        """The step as a CUDA graph; None, with the reason reported, where it cannot be captured."""
         reasons = {
             "": self.device.type != "cuda" or not self.engine.graphs,
             "gradients are accumulated": self.engine.accumulate > 1,
             "there are several processes": self.world.size > 1,
-            "the score needs Python at every step": not work.capturable,
+            "what is observed needs Python at every step": not work.capturable,
             "its optimizer is neither SGD nor Adam": not can_be_captured(work.optimizer),
             "batches hold other things than tensors": not GraphedStep.can_hold(batch),
         }
@@ -234,17 +243,17 @@ class Trainer:
                 torch.cuda.synchronize()
                 reason = str(error).splitlines()[0]
         if reason:
-            self.say(f"{work.name}: steps are not captured as a CUDA graph because {reason}")
+            self.progress(f"{work.name}: steps are not captured as a CUDA graph because {reason}")
         return None
 
 
 def check_loss(loss: Any) -> None:
     """Raise unless this can be trained on."""
     if not isinstance(loss, Tensor):
-        raise InvalidTask(
-            f"the loss must be a tensor, got {type(loss).__name__}: return it without .item(), and of several the sum"
-        )
+        kind, remedy = type(loss).__name__, "Return it without .item(), and the sum where there are several"
+        raise InvalidData("the loss is not a tensor", got=kind, remedy=remedy)
     if loss.dim() != 0:
-        raise InvalidTask(f"the loss must be a scalar, got shape {tuple(loss.shape)}: reduce it, e.g. with .mean()")
+        raise InvalidData("the loss is not a scalar", got=f"shape {tuple(loss.shape)}", remedy="Reduce it with .mean()")
     if not loss.requires_grad:
-        raise InvalidTask("the loss has no gradient: compute it from the model's output without detach() or no_grad()")
+        remedy = "Compute it from the output of the model without detach() or no_grad()"
+        raise InvalidData("the loss has no gradient", remedy=remedy)
