@@ -283,7 +283,7 @@ class Pruner:
             self.cut_()
             self.merge_()
         if any(bool(parameter.masked_select(factor == 0).any()) for parameter, factor in self.held):
-            raise InvalidModel("training has changed removed channels", remedy="Call hold_() before every optimizer step")
+            raise InvalidModel("training has changed removed channels", remedy="Call hold_() before every step")
         self.held = []
         self.cut_()
         return self.model

@@ -23,7 +23,8 @@ class Target:
     def __init__(self, budget: Budget, graph: ChannelGraph, table: LatencyTable | None = None) -> None:
         if budget.counts == "latency" and table is None:
             raise InvalidSetting(
-                "a budget of latency needs the times of the layers", remedy="Pass latency=measure_latency(model, example)"
+                "a budget of latency needs the times of the layers",
+                remedy="Pass latency=measure_latency(model, example)",
             )
         self.budget, self.graph, self.table = budget, graph, table
         self.whole = self.value(graph.all_kept())

@@ -148,7 +148,9 @@ def read_settings(config: dict[str, Any], path: Path) -> TickTock | Training:
         return KINDS[config["kind"]].of(**config["settings"])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         remedy = "Start a new run in another folder"
-        raise InvalidData(f"{path / 'config.json'} is damaged, or of another version: {error}", remedy=remedy) from error
+        raise InvalidData(
+            f"{path / 'config.json'} is damaged, or of another version: {error}", remedy=remedy
+        ) from error
 
 
 def differences(begun: Any, wanted: Any, name: str = "") -> list[str]:
@@ -191,9 +193,9 @@ def continue_run(source: str | Path, target: str | Path, settings: TickTock) -> 
         raise InvalidSetting(f"{source} was pruned with other settings", got=f"another {', '.join(other)}")
     if (target / "config.json").exists():
         raise InvalidSetting(f"{target} holds a run already", remedy="Resume that, or choose another folder")
-    networks = [path for path in source.glob("*.safetensors")]
+    files = [*source.glob("*.safetensors"), *source.glob("latency.json")]
     with (
-        as_it_was(target, *(path.name for path in networks)),
+        as_it_was(target, *(path.name for path in files)),
         RunFolder(target) as folder,
         (source / "events.jsonl").open("rb") as events,
     ):
@@ -204,7 +206,7 @@ def continue_run(source: str | Path, target: str | Path, settings: TickTock) -> 
         lines = events.read(length)
         _check_smaller(source, settings, lines)
         (target / "events.jsonl").write_bytes(lines)
-        for path in networks:
+        for path in files:
             shutil.copyfile(path, target / path.name)
         shutil.copytree(kept, target / "checkpoints" / f"{1:08}", dirs_exist_ok=True)
         folder.write_config({**config, "settings": settings.to_dict()})

@@ -8,8 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from secateur.channels.shrink import copy_model
 from secateur.channels.verify import confirm
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 ALIGNED = 8
 """On a GPU tensors are cut to multiples of this width; at odd widths masks are faster than cuts."""
 WORTH_CUTTING = 0.85
-"""On a GPU tensors are cut when this share of the MACs is left since the last cut, because new shapes are captured anew."""
+"""On a GPU tensors are cut when this share of the MACs is left since the last cut: new shapes are captured anew."""
 
 
 class PruningPhase(Phase):
@@ -118,9 +117,7 @@ class PruningPhase(Phase):
                 loss = run.train_epoch(f"Tick {self.ticks + 1}", work, drawn)
         self.ticks += 1
         skipped = self.pruner.skipped
-        removal = self.pruner.prune(
-            ticks.removes, self.settings.budget, optimizer=self.optimizer, cut=self.cut_at_once
-        )
+        removal = self.pruner.prune(ticks.removes, self.settings.budget, optimizer=self.optimizer, cut=self.cut_at_once)
         run.keep_good_state()
         met = self.met()
         yield run.note(

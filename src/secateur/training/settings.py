@@ -172,7 +172,7 @@ class Schedule(Settings):
     """triangle (the paper's: up, down), warmup (up for a fifth, down to 0), cosine (down), steps or constant."""
 
     milestones: tuple[float, ...] = (0.6, 0.8, 0.9)
-    """Where "steps" divides the learning rate, as fractions of the epochs. The paper: 36, 48 and 54 of 60 on ImageNet."""
+    """Where "steps" divides the learning rate, as fractions of the epochs. The paper: 0.6, 0.8, 0.9 on ImageNet."""
 
     divide: float = 10.0
     """What "steps" divides the learning rate by."""
@@ -220,7 +220,7 @@ class Learning(Settings):
     """Temperature that softens both outputs."""
 
     ema: float = 0.0
-    """Decay of a moving average of the weights in the last phase, which becomes the result; 0 for none."""
+    """Decay of a moving average of the weights, which becomes the result of fine-tuning; 0 for none."""
 
     def check(self) -> None:
         self.require("0 or more", "momentum", "weight_decay", holds=lambda value: value >= 0)
