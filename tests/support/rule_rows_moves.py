@@ -181,6 +181,8 @@ INDEXED = [
         frozen(AS_INDEX), note="as many as channels",
         wrong="an index computed from the channels makes an axis as long as their number, but does not freeze them"),
     *each(PUT, lambda op: lambda m, x: op(x.clone(), [_indices(1)], m.side(x)[:1]), TIED, parts=side()),
+    *each(PUT, lambda op: lambda m, x: op(x.clone(), [_indices(1)], m.side(x).sigmoid()[:1]), frozen(WOKEN),
+          parts=side(), note="not zero"),
     *each(PUT, lambda op: lambda m, x: op(x.clone(), [None, _indices(1)], x.new_zeros(1)), frozen(WRITTEN),
           note="channels"),
     *each(PUT, lambda op: lambda m, x: op(x.clone(), [x < 0.1], torch.tensor(0.0).double()), note="mask"),
