@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from secateur.cli.display import Display, Scalars
 from secateur.errors import InvalidSetting
-from secateur.plain import to_json
+from secateur.files import to_json
 from secateur.runs.settings import TickTock
 from secateur.training.engine import Engine
 

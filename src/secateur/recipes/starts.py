@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from contextlib import closing
@@ -11,8 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
 from torch import nn
 
 from secateur.channels.analyze import analyze
@@ -20,16 +17,15 @@ from secateur.channels.guard import check_extra_state
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import copy_model, shrink_
 from secateur.errors import DamagedRun, InvalidPlan, InvalidSetting, UnknownName
+from secateur.files import sha256_of, write_atomic, write_tensors
 from secateur.models.weights import load_weights_
 from secateur.randomness import seeded
 from secateur.recipes.controls import initialize_
 from secateur.recipes.jobs import Job, Order, build
 from secateur.recipes.timing import TABLE
-from secateur.results.atomic import write
-from secateur.results.load import fill_, find_result, read_plan
+from secateur.results.load import find_result, read_plan
 from secateur.runs.record import ORIGINAL
 from secateur.runs.settings import TickTock
-from secateur.training.batches import device_of
 from secateur.training.checkpoint import RunFolder
 from secateur.training.distributed import World
 
@@ -64,10 +60,7 @@ class Start:
 
     def fill_(self, model: nn.Module) -> None:
         """Give the network, which is cut already, its weights."""
-        if self.of_result:
-            fill_(model, self.weights)
-        else:
-            load_weights_(model, self.weights)
+        load_weights_(model, self.weights, exact=self.of_result)
 
 
 def find_start(name: str) -> Start:
@@ -109,7 +102,7 @@ def keep_files(job: Job, order: Order, settings: TickTock, out: Path, further: P
                 # What is there without a run was left by one that could not begin.
                 (out / name).unlink(missing_ok=True)
                 if further is not None and (further / name).is_file():
-                    write(out / name, partial(shutil.copyfile, further / name))
+                    write_atomic(out / name, partial(shutil.copyfile, further / name))
             if further is None:
                 _remember(replace(job, model=copy_model(job.model)), order, settings, out)
     world.wait()
@@ -117,19 +110,14 @@ def keep_files(job: Job, order: Order, settings: TickTock, out: Path, further: P
 
 def sums_of(out: Path) -> dict[str, str]:
     """What tells whether the files that a run has put into its folder are still the same."""
-    return {name: _sum_of(out / name) for name in TAKEN if (out / name).is_file()}
+    return {name: sha256_of(out / name) for name in TAKEN if (out / name).is_file()}
 
 
 def check_files(out: Path, sums: dict[str, str]) -> None:
     """Raise if one of them is another; one that is missing is found out when it is read."""
     for name in TAKEN:
-        if name in sums and (out / name).is_file() and _sum_of(out / name) != sums[name]:
+        if name in sums and (out / name).is_file() and sha256_of(out / name) != sums[name]:
             raise DamagedRun(f"{out / name} is damaged: restore it, or start a new run elsewhere")
-
-
-def _sum_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def prepare(job: Job, order: Order, settings: TickTock, out: Path) -> tuple[nn.Module, nn.Module | None, Plan | None]:
@@ -138,18 +126,10 @@ def prepare(job: Job, order: Order, settings: TickTock, out: Path) -> tuple[nn.M
     if (out / SHAPE).is_file():
         whole = copy_model(job.model)
         if (out / TEACHER).is_file():
-            _fill_(whole, out / TEACHER)
+            load_weights_(whole, out / TEACHER)
         plan = cut_(job, (out / SHAPE).read_text(), order)
-    _fill_(job.model, out / ORIGINAL)
+    load_weights_(job.model, out / ORIGINAL)
     return whole, whole if settings.distill and plan is not None else None, plan
-
-
-def _fill_(model: nn.Module, path: Path) -> None:
-    try:
-        load_model(model, path, device=str(device_of(model)))
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DamagedRun(f"cannot read {path}: {reason}; restore it, or start a new run elsewhere") from error
 
 
 def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
@@ -163,18 +143,18 @@ def _remember(job: Job, order: Order, settings: TickTock, out: Path) -> None:
             )
         if start.original is not None:
             load_weights_(job.model, start.original)
-            write(out / TEACHER, lambda target: save_model(job.model, str(target)))
+            write_tensors(out / TEACHER, job.model.state_dict())
         elif settings.distill:
             raise InvalidSetting(
                 f"distill needs the unpruned network, and there is no {ORIGINAL} with {order.weights}: name the run "
                 "that pruned it"
             )
         text = start.plan
-        write(out / SHAPE, lambda target: target.write_text(text))
+        write_atomic(out / SHAPE, text)
         cut_(job, text, order)
     if order.fresh:
         with seeded(settings.seed):
             initialize_(job.model)
     elif start is not None:
         start.fill_(job.model)
-    write(out / ORIGINAL, lambda target: save_model(job.model, str(target)))
+    write_tensors(out / ORIGINAL, job.model.state_dict())

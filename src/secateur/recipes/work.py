@@ -14,6 +14,7 @@ import torch
 from secateur.channels.analyze import analyze
 from secateur.channels.example import Example
 from secateur.errors import DamagedRun, Diverged, Interrupted, InvalidSetting, MissingExtra
+from secateur.files import read_json
 from secateur.recipes.jobs import Order, build
 from secateur.recipes.paper import find_recipe
 from secateur.recipes.starts import TAKEN, TEACHER, check_files, keep_files, prepare, sums_of
@@ -21,7 +22,6 @@ from secateur.recipes.timing import latency_table, time_left
 from secateur.results.artifact import save
 from secateur.results.bench import latency
 from secateur.results.pictures import draw_seen
-from secateur.results.structure import read_json
 from secateur.results.summary import device_name, shape_of
 from secateur.runs.events import Event, Finished, Result
 from secateur.runs.record import prune_further

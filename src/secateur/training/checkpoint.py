@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from secateur.errors import DamagedCheckpoint, DamagedRun, InvalidSetting, RunInUse
-from secateur.plain import to_json
+from secateur.files import to_json
 from secateur.training.packed import DTYPES, FORMATS, Packed, unpack
 
 RUN = {"format": "secateur-run", "version": 1}
