@@ -11,7 +11,7 @@ import torch
 from one_result import build
 
 import secateur
-from secateur.results.atomic import write
+from secateur.files import write_atomic
 from secateur.results.network import open_network
 
 
@@ -79,7 +79,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write(tmp_path / "file", fail)
+        write_atomic(tmp_path / "file", fail)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("file", "old")]
 
 
@@ -87,6 +87,6 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
     path = tmp_path / "file"
     synced = []
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append((os.fstat(handle).st_size, path.exists())))
-    write(path, lambda target: target.write_text("new"))
+    write_atomic(path, "new")
     assert synced == [(3, False)]
     assert path.read_text() == "new"

@@ -11,8 +11,8 @@ import secateur
 from secateur.channels.cost import Cost
 from secateur.errors import InvalidSetting
 from secateur.models.lookup import find_model
-from secateur.pruning.latency import time_by_turns
 from secateur.results.bench import bench, latency, summarize, table
+from secateur.timing import time_in_turn
 
 OPTIONS = {
     "batch": 2,
@@ -47,7 +47,7 @@ def test_latency_is_a_median_after_warm_up() -> None:
 
 def test_by_turns() -> None:
     order: list[str] = []
-    time_by_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, lambda: None, 2)
+    time_in_turn({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, torch.device("cpu"), 2)
     assert order == ["a", "b"] * 5
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import time
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,20 +19,15 @@ from secateur.channels.guard import check_module
 from secateur.channels.shapes import channels_last as in_memory
 from secateur.channels.shrink import copy_model
 from secateur.errors import InvalidSetting
+from secateur.timing import captured, time_in_turn, time_kernels
 from secateur.words import counted
 
 SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
 """Of a layer's channels: the widths that are measured. Between them the time is taken to be straight."""
-WARM_UP, ENOUGH = 3, 3
-"""Calls before the first that counts, and how many must count."""
 CAPTURED = 10
 """Calls of a layer that a GPU does in a row: alone, each would take as long as it takes to start it."""
-AHEAD = 400_000_000
-"""Cycles for which a GPU is kept busy, about a fifth of a second, while a network's kernels are lined up behind."""
 SMALLEST_SAVING = 1e-3
 """Microseconds that a channel saves at least, where the device does not notice it."""
-
-Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -175,47 +168,6 @@ def measure_latency(
     return LatencyTable(f"{place}, batch {batch}, {str(precision).removeprefix('torch.')}", tuple(layers))
 
 
-def time_by_turns(
-    calls: Mapping[Key, Callable[[], object]], wait: Callable[[], None], repetitions: int, patience: float = math.inf
-) -> dict[Key, list[float]]:
-    """Seconds of every call of each, taken by turns so that a busy moment hits all alike; the first are warm-up.
-
-    patience: seconds after which three repetitions are enough.
-    """
-    seconds: dict[Key, list[float]] = {key: [] for key in calls}
-    begun = time.perf_counter()
-    for round_number in range(-WARM_UP, repetitions):
-        if round_number >= ENOUGH and time.perf_counter() - begun > patience:
-            break
-        for key, call in calls.items():
-            wait()
-            started = time.perf_counter()
-            call()
-            wait()
-            if round_number >= 0:
-                seconds[key].append(time.perf_counter() - started)
-    return seconds
-
-
-def captured(call: Callable[[], object], device: torch.device, times: int = 1) -> Callable[[], object]:
-    """The call, so many times in a row, as a CUDA graph: what the GPU takes, and not what starting its kernels does."""
-    with torch.cuda.device(device):
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                call()
-        stream.synchronize()
-        with torch.cuda.graph(graph):
-            for _ in range(times):
-                call()
-
-    def replay(held: object = call) -> None:  # the graph reads tensors that it does not hold
-        graph.replay()
-
-    return replay
-
-
 def with_rest(layers: list[LayerTable], sizes: list[int], whole: float) -> list[LayerTable]:
     """The layers, with what is left of the whole network's microseconds laid on them by the sizes of their outputs."""
     rest = max(0.0, whole - sum(layer.microseconds[-1][-1] for layer in layers)) / sum(sizes)
@@ -230,31 +182,13 @@ def with_rest(layers: list[LayerTable], sizes: list[int], whole: float) -> list[
 def time_whole(
     model: nn.Module, example: Any, precision: torch.dtype, channels_last: bool, repetitions: int = 10
 ) -> float:
-    """Microseconds of a pass; on a GPU without the time to start its kernels, and not `captured`, as not every network
-    can be.
-    """
+    """Microseconds of a forward pass; on a GPU without the time to launch its kernels."""
     call, device = Example.of(example).to(precision), next(model.parameters()).device
     whole = copy_model(model).eval().to(dtype=precision)._apply(in_memory if channels_last else Tensor.contiguous)
-    if device.type != "cuda":
-        with torch.inference_mode():
-            seconds = time_by_turns({"": lambda: call(whole)}, waiting_for(device), repetitions)
-        return 1e6 * min(seconds[""])
-    found = []
-    with torch.cuda.device(device), torch.inference_mode():
-        for _ in range(WARM_UP + repetitions):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(AHEAD)
-            begin.record()
-            call(whole)
-            end.record()
-            torch.cuda.synchronize()
-            found.append(1000 * begin.elapsed_time(end))
-    return min(found[WARM_UP:])
-
-
-def waiting_for(device: torch.device) -> Callable[[], None]:
-    """What waits until the device has done its work."""
-    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+    with torch.inference_mode():
+        if device.type == "cuda":
+            return 1e6 * time_kernels(lambda: call(whole), device, repetitions)
+        return 1e6 * min(time_in_turn({"": lambda: call(whole)}, device, repetitions)[""])
 
 
 def _watch(model: nn.Module, example: Example) -> list[tuple[str, Any, tuple[int, ...], int]]:
@@ -311,7 +245,7 @@ def _measure_layer(
     times = 1
     if device.type == "cuda":
         times, calls = CAPTURED, {widths: captured(call, device, CAPTURED) for widths, call in calls.items()}
-    seconds = time_by_turns(calls, waiting_for(device), repetitions)
+    seconds = time_in_turn(calls, device, repetitions)
     # Whatever else the machine does only adds time, so the shortest is nearest to the truth; and fewer channels never
     # take more of it.
     table = [[1e6 * min(seconds[a, b]) / times for b in across] for a in down]

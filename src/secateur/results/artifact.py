@@ -6,14 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
 from secateur.channels.cuts import Cuts
 from secateur.channels.guard import check_extra_state
 from secateur.channels.shrink import tensors_of
+from secateur.files import to_json, write_atomic, write_tensors
 from secateur.models.lookup import is_known
-from secateur.plain import to_json
-from secateur.results.atomic import write
 from secateur.results.summary import summarize
 from secateur.runs.events import Result
 
@@ -27,17 +24,15 @@ def save(result: Result, path: str | Path, **about: Any) -> Path:
     folder = Path(path)
     check_extra_state(result.model)
     history = "".join(to_json(event.to_dict()) + "\n" for event in result.history)
-    # Copies, since what shares memory cannot be saved; each tensor is under one name.
-    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors_of(result.model).items()}
     plan = {**result.plan.to_dict(), "cuts": Cuts.of(result.plan).to_dict(), "network": about.get("network")}
     (folder / "summary.json").unlink(missing_ok=True)
-    write(folder / "model.safetensors", lambda target: save_file(tensors, str(target)))
-    write(folder / "history.jsonl", lambda target: target.write_text(history))
-    write(folder / "plan.json", lambda target: target.write_text(json.dumps(plan)))
-    write(folder / "card.md", lambda target: target.write_text(card(result, about)))
+    write_tensors(folder / "model.safetensors", tensors_of(result.model))
+    write_atomic(folder / "history.jsonl", history)
+    write_atomic(folder / "plan.json", json.dumps(plan))
+    write_atomic(folder / "card.md", card(result, about))
     # Last, so that where there is a summary there is a whole result.
     summary = to_json(summarize(result, about), indent=2)
-    write(folder / "summary.json", lambda target: target.write_text(summary))
+    write_atomic(folder / "summary.json", summary)
     return folder
 
 

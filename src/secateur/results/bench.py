@@ -18,9 +18,9 @@ from secateur.channels.example import Example
 from secateur.channels.shapes import channels_last as in_memory
 from secateur.errors import InvalidSetting
 from secateur.extras import import_extra
-from secateur.pruning.latency import captured, time_by_turns, waiting_for
 from secateur.results.network import open_network
 from secateur.results.summary import device_name
+from secateur.timing import captured, time_in_turn
 from secateur.training.task import evaluating
 
 Runner = Literal["eager", "captured", "compiled", "onnxruntime"]
@@ -59,7 +59,7 @@ def latency(
     with ExitStack() as stack:
         for model in models.values():
             stack.enter_context(evaluating(model))
-        seconds = time_by_turns(calls, waiting_for(device), repetitions, patience)
+        seconds = time_in_turn(calls, device, repetitions, patience)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
@@ -99,7 +99,7 @@ def bench(
         drawn = call.batch(batch, torch.Generator().manual_seed(0)).on(device).to(PRECISIONS[precision])
         calls[name] = runner(model, drawn.map(laid_out), how)
     say("by turns")
-    seconds = time_by_turns(calls, waiting_for(device), repetitions)
+    seconds = time_in_turn(calls, device, repetitions)
     timings = [summarize(name, seconds[name], batch, costs[name]) for name in calls]
     return timings, device_name(device)
 

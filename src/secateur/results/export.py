@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
@@ -26,7 +25,7 @@ from secateur.channels.shrink import copy_model, tensors_of
 from secateur.channels.verify import gaps_between
 from secateur.errors import CannotExport, NotEquivalent, SecateurError
 from secateur.extras import import_extra
-from secateur.results.atomic import write
+from secateur.files import write_atomic, write_tensors
 from secateur.training.task import evaluating
 
 BATCHES = (1, 3)
@@ -149,10 +148,9 @@ def export_torchscript(model: nn.Module, example: Any, path: str | Path) -> floa
 def export_weights(model: nn.Module, path: str | Path) -> None:
     """Write the state dict: .safetensors, or torch's own format under any other name."""
     if Path(path).suffix == ".safetensors":
-        tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors_of(model).items()}
-        write(path, lambda target: save_file(tensors, str(target)))
+        write_tensors(path, tensors_of(model))
     else:
-        write(path, lambda target: torch.save(model.state_dict(), target))
+        write_atomic(path, lambda target: torch.save(model.state_dict(), target))
 
 
 def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, int]:
@@ -267,7 +265,7 @@ def _write(
             reason = text.splitlines()[0] if text else type(error).__name__
             raise CannotExport(f"{type(model).__name__} cannot be written as {kind}: {reason}") from error
 
-    write(path, attempt)
+    write_atomic(path, attempt)
     return differences[0]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from secateur.errors import InvalidSetting
 from secateur.extras import import_extra
-from secateur.results.atomic import write
+from secateur.files import write_atomic
 from secateur.results.structure import Structure
 
 KINDS = (".svg", ".png", ".pdf")
@@ -92,4 +92,4 @@ def figure(path: Path, *, rows: int, width: float, columns: int = 1, height: flo
     # No date, and names of parts that do not change.
     dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:], {})
     with matplotlib.rc_context({"svg.hashsalt": "secateur"}):
-        write(path, lambda target: drawing.savefig(target, format=path.suffix[1:], metadata=dated))
+        write_atomic(path, lambda target: drawing.savefig(target, format=path.suffix[1:], metadata=dated))

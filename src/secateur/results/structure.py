@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from secateur.errors import DamagedRun, InvalidSetting
+from secateur.errors import InvalidData, InvalidSetting
+from secateur.files import read_json, read_json_lines
 
 Some = TypeVar("Some")
-LARGEST = 2**28
-"""Bytes that a file of a run may have to be read."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ def read_structure(folder: str | Path) -> Structure:
     if summary.is_file():
         layers = _checked(summary, lambda: [_layer(*row) for row in read_json(summary)["layers"]])
     elif config.is_file():
-        removed = _checked(path / "events.jsonl", lambda: _count(read_lines(path / "events.jsonl")))
+        removed = _checked(path / "events.jsonl", lambda: _count(read_json_lines(path / "events.jsonl")))
         layers = _checked(config, lambda: layers_after(read_json(config)["layers"], removed))
         if not removed and (path / "result" / "summary.json").is_file():
             # Nothing was removed in this run, but it may have begun with a network that was cut before.
@@ -86,26 +84,4 @@ def _checked(path: Path, read: Callable[[], Some]) -> Some:
     try:
         return read()
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedRun(f"{path} is damaged, or was written by another version: {error!r}") from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A file of ours, which anybody may have changed."""
-    try:
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"it has more than {LARGEST:,} bytes")
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DamagedRun(f"cannot read {path}: {error}") from error
-    if not isinstance(found, dict):
-        raise DamagedRun(f"cannot read {path}: it holds no object")
-    return found
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The events of a run; half a line at the end is left out, for the run may be writing it."""
-    try:
-        *lines, _ = path.read_bytes().split(b"\n")
-        return [json.loads(line) for line in lines]
-    except (OSError, ValueError, RecursionError) as error:
-        raise DamagedRun(f"cannot read {path}: {error}") from error
+        raise InvalidData(f"{path} is damaged, or of another version", got=repr(error)) from error

@@ -16,11 +16,11 @@ from typing import Any, Self
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from secateur.errors import DamagedCheckpoint, InvalidData, InvalidSetting, RunInUse
-from secateur.plain import to_json
+from secateur.files import sync_folder, to_json, write_atomic, write_synced
 from secateur.training.packed import DTYPES, FORMATS, Packed, unpack
 
 RUN = {"format": "secateur-run", "version": 1}
@@ -39,7 +39,7 @@ class RunFolder:
         self._lock = self._events = -1
         self.path = Path(path)
         try:
-            with self._worded("open"):
+            with self._named("open"):
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
                 lock(self._lock, self.path)
@@ -51,39 +51,12 @@ class RunFolder:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write what the run was asked for; it appears whole or not at all."""
-        self._write("config.json", to_json(RUN | config, indent=2).encode())
+        self.write("config.json", to_json(RUN | config, indent=2))
 
-    def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
-        """Write a file of tensors beside the checkpoints."""
-        self._write(name, serialize(tensors))
-
-    @staticmethod
-    def read_tensors(path: Path, like: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors that `write_tensors` has written, which must have the names and shapes of `like`."""
-        try:
-            with safe_open(path, "pt") as file:
-                shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-                if shapes != {name: tuple(tensor.shape) for name, tensor in like.items()}:
-                    raise ValueError("it is of another network")
-                return {name: file.get_tensor(name) for name in like}
-        except REFUSALS as error:
-            remedy = "Restore it, or start a new run in another folder"
-            raise InvalidData(f"{path} cannot be read: {error}", remedy=remedy) from error
-
-    def write_text(self, name: str, text: str) -> None:
-        """Write a text file beside the checkpoints."""
-        self._write(name, text.encode())
-
-    def _write(self, name: str, data: bytes) -> None:
-        temporary = self.path / f".{name}"
-        with self._worded(f"write {name} of"):
-            try:
-                write_synced(temporary, data)
-                temporary.replace(self.path / name)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-            sync(self.path)
+    def write(self, name: str, content: str | bytes) -> None:
+        """Write a file beside the checkpoints; it appears whole or not at all."""
+        with self._named(f"write {name} of"):
+            write_atomic(self.path / name, content)
 
     def read_config(self) -> dict[str, Any]:
         """What was given to `write_config`."""
@@ -92,7 +65,7 @@ class RunFolder:
     def append_event(self, event: dict[str, Any]) -> None:
         """Add a line to events.jsonl; it survives the process at once, and the machine from the next checkpoint on."""
         line = to_json(event).encode() + b"\n"
-        with self._worded("write events.jsonl of"):
+        with self._named("write events.jsonl of"):
             size = os.fstat(self._events).st_size
             try:
                 if os.write(self._events, line) < len(line):
@@ -103,7 +76,7 @@ class RunFolder:
 
     def read_events(self) -> list[dict[str, Any]]:
         """All events so far."""
-        with self._worded("read events.jsonl of"):
+        with self._named("read events.jsonl of"):
             *lines, _ = (self.path / "events.jsonl").read_bytes().split(b"\n")  # a line without an end is half an event
         events = []
         for number, line in enumerate(lines, 1):
@@ -125,7 +98,7 @@ class RunFolder:
         packed = Packed(state)
         data = safetensors.torch.save(packed.tensors)
         folder = self.path / "checkpoints"
-        with self._worded("save a checkpoint of"):
+        with self._named("save a checkpoint of"):
             os.fsync(self._events)
             body = CHECKPOINT | {
                 "events": os.fstat(self._events).st_size,
@@ -136,7 +109,7 @@ class RunFolder:
                 "state": packed.skeleton,
             }
             folder.mkdir(exist_ok=True)
-            sync(self.path)
+            sync_folder(self.path)
             number = max((int(checkpoint.name) for checkpoint in self._checkpoints()), default=0) + 1
             target = folder / (name or f"{number:08}")
             temporary = folder / f".{target.name}"
@@ -147,12 +120,12 @@ class RunFolder:
                 temporary.mkdir()
                 write_synced(temporary / "state.safetensors", data)
                 write_synced(temporary / "state.json", seal(body))
-                sync(temporary)
+                sync_folder(temporary)
                 temporary.rename(target)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
-            sync(folder)
+            sync_folder(folder)
             self._tidy()
         return target
 
@@ -175,7 +148,7 @@ class RunFolder:
                 + f"; none can be used: restore what is damaged from a copy, or start anew by "
                 f"removing {self.path / 'checkpoints'}"
             )
-        with self._worded("go back to the last whole checkpoint of"):
+        with self._named("go back to the last whole checkpoint of"):
             for checkpoint, reason in refused.items():
                 aside = checkpoint.with_name(f"{checkpoint.name}.damaged")
                 shutil.rmtree(aside, ignore_errors=True)
@@ -217,7 +190,7 @@ class RunFolder:
             shutil.rmtree(stale, ignore_errors=True)
 
     @contextmanager
-    def _worded(self, action: str) -> Iterator[None]:
+    def _named(self, action: str) -> Iterator[None]:
         """Turn what the system says into an error that names the run and a remedy."""
         try:
             yield
@@ -362,20 +335,3 @@ def lock(handle: int, path: Path) -> None:
         raise RunInUse(f"the run in {path} is in use by {who}: wait until it ends, or choose another folder") from None
     os.ftruncate(handle, 0)
     os.pwrite(handle, str(os.getpid()).encode(), 0)
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file that survives the machine, once its folder is synced too."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync(folder: Path) -> None:
-    """Make the names in a folder survive the machine."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from secateur.extras import import_extra
-from secateur.results.atomic import write
+from secateur.files import write_atomic
 from secateur.results.report.charts import Chart, colour
 from secateur.results.report.progress import progress_charts
 from secateur.results.report.read import Run, read_runs
@@ -43,7 +43,7 @@ def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
     """Write one page about runs, finished or not, or results, side by side; it needs no other file and no network."""
     page = render(read_runs(runs)).encode()
     target = Path(path)
-    write(target, lambda file: file.write_bytes(page))
+    write_atomic(target, page)
     return target
 
 

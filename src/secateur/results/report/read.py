@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from secateur.errors import DamagedRun, InvalidSetting
+from secateur.files import read_json, read_json_lines
 from secateur.results.report.words import number, sentence, share, text
-from secateur.results.structure import Layer, read_json, read_lines, read_structure
+from secateur.results.structure import Layer, read_structure
 
 LARGEST = 2**25
 """Bytes that a file may have to go into a page."""
@@ -136,7 +137,7 @@ def read_run(folder: str | Path, name: str) -> Run:
     return Run(
         name=text(name),
         layers=layers,
-        moments=[_moment(event, history, training) for event in read_lines(history)],
+        moments=[_moment(event, history, training) for event in read_json_lines(history)],
         members=_members(asked),
         settings=settings,
         engine=_record(about, "engine", path),
