@@ -63,7 +63,7 @@ class RunFolder:
         return read_config(self.path)
 
     def append_event(self, event: dict[str, Any]) -> None:
-        """Add a line to events.jsonl; it survives a crash of the process, and a power failure from the next checkpoint on."""
+        """Add a line to events.jsonl; it survives a crash at once, and a power failure from the next checkpoint on."""
         line = to_json(event).encode() + b"\n"
         with self._named("write events.jsonl of"):
             size = os.fstat(self._events).st_size
