@@ -29,7 +29,7 @@ import torch
 
 import secateur
 from secateur.cli import main
-from secateur.cli.command import _commands, _parse
+from secateur.cli.command import _parse, commands
 from secateur.data.catalog import DATASETS
 from secateur.nested import map_tensors
 from secateur.pruning import scores
@@ -241,7 +241,7 @@ def test_the_code_that_builds_the_site(name: str) -> None:
 
 def test_every_command_is_in_the_reference() -> None:
     text = load_module("hooks").on_page_markdown((DOCS / "commands.md").read_text())
-    for name in _commands():
+    for name in commands():
         assert f"[`{name}`](#secateur-{name})" in text
         assert f"## secateur {name}\n\n```text\nusage: secateur {name} " in text
     assert not set("╭╮╰╯│\x1b") & set(text)
