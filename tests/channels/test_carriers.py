@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from sandwich import IMAGE, Buffers, Sandwich, examine, members, parameter, rows, sizes
+from sandwich import IMAGE, Buffers, Sandwich, examine, kinds, members, parameter, rows, sizes
 from torch import Tensor, nn
 
 import secateur
 from secateur import Plan
+from secateur.channels.reasons import Kind
 
 Body = Callable[..., Any]
 
@@ -157,7 +158,7 @@ def test_groups_of_a_norm_go_whole(affine: bool, woken: bool) -> None:
         return
     graph = examine(model, expected={"first": 4})
     assert members(graph, "first")["last.weight", 1, "consumes"] == rows([0, 2, 4, 6], [1, 3, 5, 7])
-    assert secateur.shrink(model, Plan.drop(graph, 0.5)).groups.num_groups == 2
+    assert secateur.shrink(model, Plan.random(graph, 0.5)).groups.num_groups == 2
 
 
 def test_groups_of_a_norm_in_which_one_is_woken() -> None:
@@ -209,9 +210,9 @@ def test_several_inputs_nested_outputs_and_a_head_for_training() -> None:
         graph = secateur.analyze(model, example, probe=probe)
         assert {g.name: g.size for g in graph.groups} == {"left": 6, "middle": 4, "helper.0": 5}
         assert members(graph, "middle")["helper.0.weight", 1, "consumes"] == rows(range(4))
-        small = secateur.shrink(model, Plan.drop(graph, 0.5))
+        small = secateur.shrink(model, Plan.random(graph, 0.5))
         assert small.train()(**example)["helper"].shape == (2, 2, 6, 6)
-        report = secateur.verify(model, Plan.drop(graph, 0.5), example)
+        report = secateur.verify(model, Plan.random(graph, 0.5), example)
         assert report.modes == ("eval", "train")
 
 
@@ -251,14 +252,13 @@ SIZES: dict[str, tuple[Body, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("probe", [False, True])
 @pytest.mark.parametrize("name", SIZES)
-def test_size_attributes_follow(name: str, probe: bool) -> None:
+def test_size_attributes_follow(name: str) -> None:
     """Numbers that a module keeps and cuts by are changed with the channels."""
     body, before, after = SIZES[name]
     model = Sandwich(body, **{key: value for key, value in before.items() if key != "width"})
     vars(model).update(before)
-    graph = examine(model, expected={"first": 8}, probe=probe)
+    graph = examine(model, expected={"first": 8}, probe=True)
     small = secateur.shrink(model, Plan.keep(graph, {"first": [1, 4, 5, 6]}))
     assert {key: getattr(small, key) for key in after} == after
     assert {key: getattr(model, key) for key in before} == before
@@ -280,7 +280,7 @@ def test_rows_gathered_by_index() -> None:
 
 def test_a_layer_of_one_filter_is_counted() -> None:
     graph = examine(Sandwich(lambda m, x: x * m.gate(x).sigmoid(), gate=nn.Conv2d(8, 1, 1)), expected={"first": 8})
-    assert {f.name: f.reason for f in graph.frozen}["gate"] == "is the only filter of its layer (in gate)"
+    assert kinds(graph)["gate"] is Kind.ONLY
     assert graph.num_filters == 8 + 1 + 5
 
 

@@ -7,6 +7,7 @@ from torch import nn
 
 import secateur
 from secateur.channels.labels import connect
+from secateur.channels.reasons import Kind
 
 
 @given(st.integers(1, 30).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.tuples(*[st.integers(0, n - 1)] * 2)))))
@@ -46,7 +47,7 @@ def test_training_mode_is_watched_when_code_asks_for_it() -> None:
 
     graph = secateur.analyze(Hidden(), torch.randn(1, 3, 4, 4))
     assert not graph.groups
-    assert {f.name: f.reason for f in graph.frozen}["first"] == "reaches the model's output"
+    assert {f.name: f.reason for f in graph.frozen}["first"].kind is Kind.OUTPUT
     assert "training" not in vars(nn.Module)
 
 
@@ -62,7 +63,7 @@ def test_values_that_leave_for_python_keep_their_channels() -> None:
             return self.second(x) * len(shares)
 
     graph = secateur.analyze(Numpy(), torch.randn(1, 3, 4, 4), probe=False)
-    assert {f.name: f.reason for f in graph.frozen}["first"] == "is read by Python code"
+    assert {f.name: f.reason for f in graph.frozen}["first"].kind is Kind.READ_BY_PYTHON
 
 
 def test_what_is_not_counted_is_said() -> None:
@@ -94,6 +95,6 @@ def test_a_branch_taken_by_value_is_the_one_that_is_analysed() -> None:
     frozen = {f.name: f.reason for f in graph.frozen}
     assert "bright" in frozen
     assert {row.name for row in graph.layers} == {"first", "bright"}
-    assert frozen["dark"] == "is a parameter never used in this forward pass"
+    assert frozen["dark"].kind is Kind.UNUSED
     assert any("the code looks at values" in note for note in graph.notes)
     assert any("never run on this example" in note and ": dark;" in note for note in graph.notes)

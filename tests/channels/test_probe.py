@@ -2,7 +2,6 @@
 
 import collections
 import random
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracle import assert_exact, masked, outputs, randomize_
-from sandwich import IMAGE, Sandwich, examine, parameter, reasons, sizes
+from sandwich import IMAGE, Sandwich, examine, kinds, parameter, reasons, sizes
 from torch import Tensor, nn
 
 import secateur
 from secateur import Plan
 from secateur.channels.amounts import equal_widths, unequal_amounts
 from secateur.channels.groups import ChannelGroup
+from secateur.channels.reasons import Kind, Reason
 
 
 class Attention(nn.Module):
@@ -68,7 +68,7 @@ def test_sizes_that_only_the_code_ties(model: nn.Module, stay: set[str]) -> None
     graph = secateur.analyze(randomize_(model), IMAGE)
     assert not stay & set(sizes(graph))
     for seed in range(3):
-        assert_exact(model, Plan.drop(graph, 0.4, seed), (IMAGE,), cost=False)
+        assert_exact(model, Plan.random(graph, 0.4, seed), (IMAGE,), cost=False)
 
 
 class Schooled(nn.Module):
@@ -120,7 +120,7 @@ def test_chance_in_training_is_no_difference() -> None:
     random.seed(1)
     state, drawn = random.getstate(), torch.random.get_rng_state()
     graph = secateur.analyze(model, IMAGE)
-    result = secateur.verify(model, Plan.drop(graph, 0.4), IMAGE)
+    result = secateur.verify(model, Plan.random(graph, 0.4), IMAGE)
     assert result.modes == ("eval", "train")
     assert sizes(graph)
     assert random.getstate() == state
@@ -149,7 +149,7 @@ def test_only_attributes_that_count_channels_follow_the_cut() -> None:
     for example in (IMAGE, (IMAGE, labels)):
         graph = secateur.analyze(model, example)
         assert sizes(graph) == {"features": 8}
-        small: Any = secateur.shrink(model, Plan.drop(graph, 0.4))
+        small: Any = secateur.shrink(model, Plan.random(graph, 0.4))
         assert (small.num_classes, small.steps, small.channels) == (8, 8, 5)
         assert small.train()(IMAGE, labels).shape == (2, 8)
 
@@ -166,7 +166,7 @@ def picked_early(m: Any, x: Tensor) -> Tensor:
 )
 def test_a_choice_that_falls_alike_excuses_nothing(body: Callable[..., Tensor]) -> None:
     model = randomize_(Sandwich(body, offset=parameter(2)))
-    plan = Plan.drop(secateur.analyze(model, IMAGE, probe=False), 0.4)
+    plan = Plan.random(secateur.analyze(model, IMAGE, probe=False), 0.4)
     with pytest.raises(secateur.NotEquivalent):
         secateur.verify(model, plan, IMAGE)
     assert "first" not in sizes(secateur.analyze(model, IMAGE))
@@ -182,11 +182,11 @@ def test_large_constants_hide_nothing(value: float) -> None:
             return super().forward(image).masked_fill(hidden[: len(image)].repeat(len(image) // 2, 1, 1, 1), value)
 
     wrong, right = (randomize_(Masked(body)) for body in (lambda m, x: x / x.shape[1], lambda m, x: x / 8))
-    plan = Plan.drop(secateur.analyze(wrong, IMAGE, probe=False), 0.4)
+    plan = Plan.random(secateur.analyze(wrong, IMAGE, probe=False), 0.4)
     with pytest.raises(secateur.NotEquivalent):
         secateur.verify(wrong, plan, IMAGE)
     assert "first" not in sizes(secateur.analyze(wrong, IMAGE))
-    assert secateur.verify(right, Plan.drop(secateur.analyze(right, IMAGE), 0.4), IMAGE).agrees
+    assert secateur.verify(right, Plan.random(secateur.analyze(right, IMAGE), 0.4), IMAGE).agrees
 
 
 def test_an_example_of_zeros() -> None:
@@ -205,7 +205,7 @@ def test_an_example_of_zeros() -> None:
     model = randomize_(Bare())
     assert not secateur.analyze(model, zeros).groups
     with pytest.raises(secateur.NotEquivalent, match="or only zeros"):
-        secateur.verify(model, Plan.drop(secateur.analyze(model, zeros, probe=False), 0.4), zeros)
+        secateur.verify(model, Plan.random(secateur.analyze(model, zeros, probe=False), 0.4), zeros)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_an_example_of_zeros() -> None:
 )
 def test_outputs_in_any_container_stay(wrap: Callable[[Tensor], Any]) -> None:
     model = randomize_(Sandwich(lambda m, x: (m.mid(x), wrap(x)), inner=0, mid=nn.Conv2d(8, 2, 1)))
-    assert reasons(secateur.analyze(model, IMAGE))["first"] == "reaches the model's output"
+    assert kinds(secateur.analyze(model, IMAGE))["first"] is Kind.OUTPUT
 
 
 def test_weights_computed_in_one_module_are_told_apart() -> None:
@@ -225,7 +225,7 @@ def test_weights_computed_in_one_module_are_told_apart() -> None:
 
     model = randomize_(Sandwich(body, w=parameter(8, 8, 1, 1), v=parameter(8, 8, 1, 1), mid=nn.Conv2d(8, 8, 1)))
     graph = secateur.analyze(model, IMAGE)
-    computed = "has weights that are computed from others"
+    computed = Reason(Kind.COMPUTED_WEIGHT)
     assert graph.ungated == {"w": computed, "v": computed}
 
 
@@ -261,7 +261,7 @@ def test_a_tensor_kept_from_another_analysis_is_a_stranger() -> None:
     secateur.analyze(randomize_(Sandwich(body, more=nn.Conv2d(64, 64, 3))), IMAGE)
     model = randomize_(Sandwich(body))
     graph = secateur.analyze(model, IMAGE)
-    assert outputs(masked(model, Plan.drop(graph, 0.4)), (IMAGE,), "eval")
+    assert outputs(masked(model, Plan.random(graph, 0.4)), (IMAGE,), "eval")
 
 
 def groups_of(*widths: int) -> list[ChannelGroup]:
@@ -328,7 +328,7 @@ def test_decisions_by_width(way: str, stay: set[str]) -> None:
 )
 def test_numbers_that_depend_on_a_width(act: Any) -> None:
     model = randomize_(Sandwich(lambda m, x: act(x, x.shape[1] >= 14), inner=32, width=32))
-    assert "depends on the number of channels" in str(secateur.analyze(model, IMAGE).frozen)
+    assert Kind.DIFFERS in {frozen.reason.kind for frozen in secateur.analyze(model, IMAGE).frozen}
 
 
 def swapped(m: Any, x: Tensor) -> Tensor:
@@ -350,7 +350,7 @@ def test_border_that_is_half_of_a_width(width: int) -> None:
     examine(Sandwich(swapped, inner=width, width=width, low=low, high=high), expected={}, probe=True)
     model = Sandwich(swapped_before, inner=low, width=width, low=low, high=high, other=nn.Conv2d(width, low, 1))
     graph = examine(model, expected={"other": low}, probe=True)
-    assert reasons(graph)["first"] == "is split into parts of fixed, unequal size"
+    assert kinds(graph)["first"] is Kind.FIXED_PARTS
 
 
 class Head(nn.Module):
@@ -368,7 +368,7 @@ class Head(nn.Module):
 
 def test_two_attributes_that_count_follow_and_the_third_does_not() -> None:
     model = randomize_(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), Head()))
-    small: Any = secateur.shrink(model, Plan.drop(secateur.analyze(model, IMAGE), 0.4))
+    small: Any = secateur.shrink(model, Plan.random(secateur.analyze(model, IMAGE), 0.4))
     assert (small[2].inner, small[2].hidden, small[2].num_classes) == (5, 5, 8)
 
 
@@ -389,7 +389,8 @@ def test_a_model_whose_copy_does_not_run_says_so() -> None:
             return self.last(features[0])
 
     graph = secateur.analyze(Hooked().double(), IMAGE)
-    assert re.match(r"a copy of the model does not run .*: IndexError", reasons(graph)["first"])
+    assert kinds(graph)["first"] is Kind.NOT_COPIED
+    assert reasons(graph)["first"].detail.startswith("IndexError")
 
 
 class Tapped(nn.Module):
@@ -411,5 +412,5 @@ class Tapped(nn.Module):
 
 def test_a_hook_that_holds_the_original_is_told_of_and_a_method_is_fine() -> None:
     told = reasons(secateur.analyze(Tapped(bound=False).double(), IMAGE))["first"]
-    assert "a hook or lambda that holds the model holds the original: make it a method" in told
+    assert told.kind is Kind.NOT_COPIED
     assert [group.name for group in secateur.analyze(Tapped(bound=True).double(), IMAGE).groups] == ["first"]

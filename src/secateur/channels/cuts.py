@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secateur.channels.bookkeeping import refresh
 from secateur.channels.cost import is_kept
 from secateur.channels.plan import Plan
-from secateur.channels.shrink import cut, refresh, set_size, tensors_of
+from secateur.channels.shrink import cut, set_size, tensors_of
 from secateur.errors import InvalidPlan
 
 MOST = 2**27

@@ -84,7 +84,7 @@ class Plan:
         return cls(graph, kept)
 
     @classmethod
-    def drop(cls, graph: ChannelGraph, fraction: float = 0.3, seed: int = 0) -> Plan:
+    def random(cls, graph: ChannelGraph, fraction: float = 0.3, seed: int = 0) -> Plan:
         """Drop this fraction of every group at random: the nearest number, one at least, never all."""
         if not isinstance(fraction, int | float) or not 0 <= fraction < 1:
             raise InvalidPlan(f"fraction must be at least 0 and below 1, got {fraction!r}")

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils._pytree import tree_leaves
 
+from secateur.channels.bookkeeping import refresh
 from secateur.channels.cost import is_kept
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.guard import check_module
@@ -46,7 +45,9 @@ def tensors_for(model: nn.Module, plan: Plan, since: Plan | None = None) -> dict
     check_module(model)
     if not isinstance(plan, Plan):
         kind = type(plan).__name__
-        raise InvalidArgument(f"a plan is wanted, got {kind}: make it with secateur.Plan.keep(graph, ...) or Plan.drop")
+        raise InvalidArgument(
+            f"a plan is wanted, got {kind}: make it with secateur.Plan.keep(graph, ...) or Plan.random"
+        )
     return matching_tensors(model, plan.graph, since)
 
 
@@ -192,29 +193,3 @@ def set_size(module: nn.Module, attribute: str, position: int | None, count: int
         setattr(module, attribute, value)
     else:
         setattr(module, attribute, (*value[:position], count, *value[position + 1 :]))
-
-
-def refresh(module: nn.Module) -> None:
-    """What torch's own modules keep about the shapes of their tensors."""
-    weight = module._parameters.get("weight")  # a parametrised weight is computed when read, with side effects
-    if isinstance(module, _ConvNd) and isinstance(weight, Tensor):
-        outer, inner = (1, 0) if isinstance(module, _ConvTransposeNd) else (0, 1)
-        grouped = [weight.shape[0], weight.shape[1]]
-        grouped[1] *= module.groups
-        module.out_channels, module.in_channels = grouped[outer], grouped[inner]
-    elif isinstance(module, (nn.Linear, nn.Bilinear)) and isinstance(weight, Tensor):
-        module.out_features = weight.shape[0]
-        if isinstance(module, nn.Linear):
-            module.in_features = weight.shape[1]
-    elif isinstance(module, _NormBase):
-        held = weight if isinstance(weight, Tensor) else module.running_mean
-        if isinstance(held, Tensor):
-            module.num_features = held.shape[0]
-    elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and isinstance(weight, Tensor):
-        module.normalized_shape = tuple(weight.shape)
-    elif isinstance(module, nn.GroupNorm) and isinstance(weight, Tensor):
-        module.num_channels = weight.shape[0]
-    elif isinstance(module, nn.PReLU) and isinstance(weight, Tensor):
-        module.num_parameters = weight.shape[0]
-    elif isinstance(module, nn.Embedding) and isinstance(weight, Tensor):
-        module.num_embeddings, module.embedding_dim = weight.shape

@@ -150,7 +150,7 @@ def insert_gates_(model: nn.Module, graph: ChannelGraph, *, filter_scale: Filter
             raise InvalidModel(f"{name!r} has an attribute that starts with gate_, which gates need: rename it")
     matching_tensors(model, check_graph(graph))
     if not any(group.size > group.at_least and group.name not in graph.ungated for group in graph.groups):
-        reasons = sorted({f.reason for f in graph.frozen} | set(graph.ungated.values()))
+        reasons = sorted({str(reason) for reason in (*(f.reason for f in graph.frozen), *graph.ungated.values())})
         listed = "; or ".join(reasons) or "is the only one of its layer"
         what = "take a gate" if graph.ungated else "be removed"
         raise InvalidModel(f"no channel of this model can {what}: each {listed}")

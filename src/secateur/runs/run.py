@@ -95,7 +95,7 @@ class Run:
         check_reachable(graph, budget, self.pruner.floors)
         self.pruner.agree = self.world.average
         self.gates = self.pruner.gates
-        self.partial = bool(graph.notes) or any("never used" in frozen.reason for frozen in graph.frozen)
+        self.partial = graph.partial
         """Whether a forward pass may leave parts of the model out."""
         self.trainer = Trainer(self.model, self.engine, self.world, say=say)
         self.cursor = Cursor()
