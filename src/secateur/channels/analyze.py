@@ -22,7 +22,7 @@ from secateur.channels.labels import Role
 from secateur.channels.reasons import Kind, Reason
 from secateur.channels.settle import settle
 from secateur.channels.trace import Watch
-from secateur.errors import InvalidExample, InvalidModel, InvalidSetting, unknown_name
+from secateur.errors import InvalidModel, InvalidSetting, unknown_name
 
 Ignore = Callable[[str, nn.Module], bool] | Iterable[str | nn.Module] | str | nn.Module
 
@@ -80,7 +80,7 @@ def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, 
         output, tensors = _watch(watch, model, call)
         if not tensors:
             kind = type(output).__name__
-            raise InvalidModel(f"the model's output ({kind}) holds no tensor: return tensors, or containers of them")
+            raise InvalidModel("the model's output holds no tensor", got=kind, wanted="tensors, or containers of them")
         products = watch.products
         unused_in_evaluation = [leaf for leaf in watch.leaves.values() if not leaf.used]
         switched = any(type(module).train is not nn.Module.train for module in model.modules())
@@ -92,7 +92,7 @@ def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, 
                     _watch(watch, model, training)
                     calls["train"] = [training.varied()]
                     break
-                except InvalidExample as error:
+                except InvalidModel as error:
                     failure = explain(error.__cause__ or error)
             else:
                 for leaf in unused_in_evaluation:
@@ -140,9 +140,9 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[
         except Exception as error:
             # Anything may come out of a user's forward pass.
             if not watch.shapes_only:
-                text = f"the model raised in its forward pass on input {example}: {explain(error)}"
-                remedy = "pass an example of the shape, type and device that it takes"
-                raise InvalidExample(f"{text}; {remedy}") from error
+                what = f"the forward pass raised an error on input {example}"
+                remedy = "Pass an example of the shape, type and device that the model takes"
+                raise InvalidModel(what, got=explain(error), remedy=remedy) from error
         else:
             if not watch.values_matter:
                 break
@@ -194,13 +194,11 @@ def _names_of(ignored: Any, modules: dict[str, nn.Module]) -> list[str]:
     if isinstance(ignored, nn.Module):
         found = [name for name, module in modules.items() if module is ignored]
         if not found:
-            raise InvalidSetting(
-                f"ignore names a {type(ignored).__name__} that is not a part of this model: name its own"
-            )
+            raise InvalidSetting("ignore names a module that is not part of the model", got=type(ignored).__name__)
         return found
     if not isinstance(ignored, str):
-        kind = type(ignored).__name__
-        raise InvalidSetting(f"ignore takes modules, names of modules, or a function of name and module, got {kind}")
+        wanted = "modules, names of modules, or a function of name and module"
+        raise InvalidSetting("ignore is of another kind", got=type(ignored).__name__, wanted=wanted)
     found = [name for name in modules if fnmatchcase(name, ignored)]
     if not found:
         raise unknown_name("layer", ignored, [name for name in modules if name])

@@ -37,7 +37,7 @@ class Place:
 
     def names(self, modules: Mapping[str, nn.Module]) -> Iterator[Name]:
         """The attributes that have this size, other than those that follow a layer's tensors anyway."""
-        for path in self.modules:
+        for path in self.modules if self.codes.numel() > 1 else ():
             known = sizes_of(modules[path])
             for attribute, value in vars(modules[path]).items():
                 if attribute in known:

@@ -15,7 +15,7 @@ from secateur.channels.example import Calls
 from secateur.channels.labels import Role, labels_of
 from secateur.channels.reasons import Reason
 from secateur.channels.sites import Site
-from secateur.errors import InvalidArgument, InvalidPlan, unknown_name
+from secateur.errors import InvalidSetting, unknown_name
 from secateur.words import counted
 
 
@@ -214,7 +214,7 @@ class ChannelGraph:
                 return group
         frozen = [f for f in self.frozen if f.name == name]
         if frozen:
-            raise InvalidPlan(f"the channels of {name!r} must stay: each {frozen[0].reason}")
+            raise InvalidSetting(f"the channels of {name!r} must stay", got=frozen[0].reason)
         raise unknown_name("group", name, [g.name for g in self.groups])
 
     def to_dict(self) -> dict[str, Any]:
@@ -267,8 +267,8 @@ class ChannelGraph:
 
 
 def check_graph(graph: Any) -> ChannelGraph:
-    """Raise for what is no graph."""
+    """Raise for anything that is not a graph."""
     if not isinstance(graph, ChannelGraph):
-        kind = type(graph).__name__
-        raise InvalidArgument(f"a channel graph is wanted, got {kind}: make it with secateur.analyze(model, example)")
+        remedy = "Make one with secateur.analyze(model, example)"
+        raise InvalidSetting("this is not a channel graph", got=type(graph).__name__, remedy=remedy)
     return graph

@@ -7,20 +7,20 @@ runs and agrees, and does not without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, combinations
 
 from torch import Tensor, nn
 
-from secateur.channels.attributes import Border, Name, Place
+from secateur.channels.attributes import Name, Place
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.probe import Failure, Probe
 from secateur.channels.trace import Watch
 
-Names = frozenset[str]
-"""Names of attributes of one class of modules."""
+Attribute = tuple[type, str]
+"""An attribute of all modules of a class."""
 
 
 def settle(
@@ -53,7 +53,7 @@ class Search:
         self.watch = watch
         self.model = model
         self.say = say
-        self.accepted: set[tuple[type, str]] = set()
+        self.accepted: set[Attribute] = set()
         self._build = build
         self._modules = dict(model.named_modules())
 
@@ -66,93 +66,92 @@ class Search:
                 found.setdefault(type(self._modules[name.module]), []).append((name, place))
         return found
 
-    def build(self, kind: type | None = None, attributes: Iterable[str] = ()) -> ChannelGraph:
-        """The graph with what has been accepted, and these attributes of this class."""
-        assumed = self.accepted | {(kind, attribute) for attribute in attributes if kind is not None}
-        listed = chain.from_iterable((((kind, n.attribute), n, p) for n, p in c) for kind, c in self.candidates.items())
-        return self._build(assumed=[(name, place) for key, name, place in listed if key in assumed])
+    def build(self, more: Iterable[Attribute] = ()) -> ChannelGraph:
+        """The graph with what has been accepted, and these."""
+        assumed = self.accepted.union(more)
+        return self._build(
+            assumed=[
+                (name, place)
+                for kind, candidates in self.candidates.items()
+                for name, place in candidates
+                if (kind, name.attribute) in assumed
+            ]
+        )
+
+    def _probe(self, graph: ChannelGraph) -> Probe:
+        return Probe(self.model, graph, self.say)
+
+    def _attributes(self, kind: type) -> list[Attribute]:
+        return list(dict.fromkeys((kind, name.attribute) for name, _ in self.candidates[kind]))
 
     def fix_failures(self) -> tuple[ChannelGraph, Failure | None]:
         """Accept attributes for the classes at which the probe fails; the graph, and what still goes wrong."""
-        untried = dict.fromkeys(self.candidates)
+        untried = list(self.candidates)
         while True:
             graph = self.build()
-            failure = Probe(self.model, graph, self.say).first_failure()
-            kind = next((kind for kind in self._classes(failure) if kind in untried), None) if failure else None
-            if kind is None:
-                break
-            del untried[kind]
-            self._accept(kind, self._follow(kind, untried))
-        before = len(self.accepted)
-        for kind in untried if failure else ():
-            self._accept(kind, self._follow(kind, {}))
-        return (graph, failure) if len(self.accepted) == before else self._retried()
+            failure = self._probe(graph).first_failure()
+            if failure is None or not untried:
+                return graph, failure
+            # What differs names no class.
+            kind = next((kind for kind in self._classes(failure) if kind in untried), untried[0])
+            untried.remove(kind)
+            self.accepted |= self._follow(kind, untried)
 
-    def _retried(self) -> tuple[ChannelGraph, Failure | None]:
-        graph = self.build()
-        return graph, Probe(self.model, graph, self.say).first_failure()
-
-    def _accept(self, kind: type, attributes: Iterable[str]) -> None:
-        self.accepted |= {(kind, attribute) for attribute in attributes}
-
-    def _classes(self, failure: Failure) -> Iterator[type]:
+    def _classes(self, failure: Failure) -> list[type]:
         """The class of the module at which the probe failed, then of those around it."""
-        path = failure.module
+        path, found = failure.module, list[type]()
         while path is not None:
-            yield type(self._modules[path])
+            found.append(type(self._modules[path]))
             path = path.rpartition(".")[0] if path else None
+        return list(dict.fromkeys(found))
 
-    def _follow(self, kind: type, untried: Iterable[type]) -> Names:
-        """The fewest attributes of a class that must follow for what is counted there to be cut."""
-        listed = list(dict.fromkeys(name.attribute for name, _ in self.candidates[kind]))
-        for chosen in chain.from_iterable(combinations(listed, count) for count in range(min(2, len(listed)) + 1)):
-            if self._works(kind, chosen, untried):
-                return frozenset(chosen)
-        chosen = frozenset(listed)
-        if len(listed) < 3 or not self._works(kind, chosen, untried):
-            return frozenset()
-        for attribute in listed:
-            if self._works(kind, chosen - {attribute}, untried):
-                chosen -= {attribute}
-        return chosen
+    def _follow(self, kind: type, untried: list[type]) -> Set[Attribute]:
+        """The fewest attributes of a class that must follow for what is counted there to be cut.
 
-    def _works(self, kind: type, attributes: Iterable[str], untried: Iterable[type]) -> bool:
-        """Whether what the class counts can be cut with these; if not here, then at another class that is untried."""
-        graph = self.build(kind, attributes)
-        channels = graph.channels_at([place.codes for _, place in self.candidates[kind]])
-        failure = Probe(self.model, graph, self.say).works(channels)
-        if failure is None:
-            return True
-        first = next((each for each in self._classes(failure) if each is kind or each in untried), None)
-        return first is not None and first is not kind
+        untried: classes whose attributes may have to follow, too, before anything works.
+        """
+        listed = self._attributes(kind)
+        others = {attribute for other in untried for attribute in self._attributes(other)}
+        for base in (set[Attribute](), *([others] if others else [])):
+            for chosen in ((), *combinations(listed, 1)):
+                if self._works(kind, base.union(chosen)):
+                    return set(chosen)
+            left = set(listed)
+            if self._works(kind, base | left):
+                for attribute in listed:
+                    left -= {attribute} if self._works(kind, base | left - {attribute}) else set()
+                return left
+            # One that equals a width by chance may stand in the way.
+            for chosen in combinations(listed, 2) if len(listed) > 2 else ():
+                if self._works(kind, base.union(chosen)):
+                    return set(chosen)
+        return set()
+
+    def _works(self, kind: type, attributes: Set[Attribute]) -> bool:
+        """Whether what the class counts can be cut with these."""
+        graph = self.build(attributes)
+        return self._probe(graph).works(graph.channels_at(place.codes for _, place in self.candidates[kind])) is None
 
     def find_borders(self, graph: ChannelGraph) -> ChannelGraph:
-        """Accept attributes that say where an axis is parted; the graph, which has more channels then."""
+        """Accept attributes that say where an axis is parted; the graph, which then has more channels."""
         for kind, candidates in self.candidates.items():
             places = {place for _, place in candidates}
             borders = [border for border in self.watch.borders if border.is_known(places)]
-            if borders:
-                graph = self._find_borders(graph, kind, borders)
+            listed = self._attributes(kind) if borders else []
+            subsets = chain(combinations(listed, 1), combinations(listed, 2), [listed] if len(listed) > 2 else [])
+            for chosen in subsets:
+                more = self.build(chosen)
+                if more.num_channels <= graph.num_channels:
+                    continue
+                channels = more.channels_at(border.codes for border in borders)
+                needed = self._probe(self._without(more, chosen)).works(channels) is not None
+                if needed and self._probe(more).works(channels) is None:
+                    self.accepted |= set(chosen)
+                    graph = more
+                    break
         return graph
 
-    def _find_borders(self, graph: ChannelGraph, kind: type, borders: list[Border]) -> ChannelGraph:
-        listed = list(dict.fromkeys(name.attribute for name, _ in self.candidates[kind]))
-        subsets = chain(combinations(listed, 1), combinations(listed, 2), [listed] if len(listed) > 2 else [])
-        for chosen in subsets:
-            more = self.build(kind, chosen)
-            if more.num_channels <= graph.num_channels:
-                continue
-            channels = more.channels_at([border.codes for border in borders])
-            without = self._without(more, kind, chosen)
-            if Probe(self.model, without, self.say).works(channels) is None:
-                continue
-            if Probe(self.model, more, self.say).works(channels) is None:
-                self._accept(kind, chosen)
-                return more
-        return graph
-
-    def _without(self, graph: ChannelGraph, kind: type, attributes: Iterable[str]) -> ChannelGraph:
+    def _without(self, graph: ChannelGraph, attributes: Iterable[Attribute]) -> ChannelGraph:
         """The same graph, in which these attributes stay what they are."""
-        names = {name for name, _ in self.candidates[kind] if name.attribute in attributes}
-        rest = [a for a in graph.attributes if Name(a.module, a.attribute, a.position) not in names]
+        rest = [a for a in graph.attributes if (type(self._modules[a.module]), a.attribute) not in attributes]
         return replace(graph, attributes=tuple(rest))

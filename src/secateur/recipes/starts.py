@@ -79,13 +79,13 @@ def find_start(name: str) -> Start:
         raise InvalidSetting(f"there is neither a run nor a file with weights at {path}")
     folder = find_result(path)
     plan = read_plan(folder / "plan.json")
-    if not plan["groups"]:
+    if not plan.groups:
         return Start(folder / "model.safetensors", of_result=True)
     # What a run started from is the whole network, unless that was cut before; then it was put beside.
     run = folder.parent
     originals = [run / TEACHER, *([] if (run / SHAPE).is_file() else [run / ORIGINAL])]
     original = next((path for path in originals if path.is_file()), None)
-    return Start(folder / "model.safetensors", json.dumps(plan), original, of_result=True)
+    return Start(folder / "model.safetensors", json.dumps(plan.data), original, of_result=True)
 
 
 def cut_(job: Job, text: str, order: Order) -> Plan:

@@ -8,7 +8,6 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from secateur.channels.cuts import Cuts
 from secateur.channels.guard import check_extra_state
 from secateur.channels.shrink import tensors_of
 from secateur.models.lookup import is_known
@@ -29,7 +28,7 @@ def save(result: Result, path: str | Path, **about: Any) -> Path:
     history = "".join(to_json(event.to_dict()) + "\n" for event in result.history)
     # Copies, since what shares memory cannot be saved; each tensor is under one name.
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors_of(result.model).items()}
-    plan = {**result.plan.to_dict(), "cuts": Cuts.of(result.plan).to_dict(), "network": about.get("network")}
+    plan = {**result.plan.to_dict(), "network": about.get("network")}
     (folder / "summary.json").unlink(missing_ok=True)
     write(folder / "model.safetensors", lambda target: save_file(tensors, str(target)))
     write(folder / "history.jsonl", lambda target: target.write_text(history))

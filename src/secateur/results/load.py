@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +12,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from secateur.channels.analyze import analyze
-from secateur.channels.cuts import Cuts, checked_indices
-from secateur.channels.plan import VERSION, Plan
-from secateur.channels.shrink import shrink_, tensors_of
+from secateur.channels import plan as plans
+from secateur.channels.plan import SavedPlan
+from secateur.channels.shrink import cut_, tensors_of
 from secateur.errors import DamagedResult, InvalidModel, InvalidPlan
-from secateur.models.lookup import example_for, find_model, is_known, network_of
+from secateur.models.lookup import find_model, is_known, network_of
 from secateur.results.structure import read_json
 
 LARGEST_PLAN = 2**28
@@ -38,27 +36,22 @@ MOST_TIMES = 1000
 """How many times as large as its weights a whole network may be that has to be built for its values."""
 
 
-def load(path: str | Path, build: Callable[[], Any] | None = None, example: Any = None) -> nn.Module:
+def load(path: str | Path, build: Callable[[], Any] | None = None) -> nn.Module:
     """The pruned network that `save` has written, in evaluation mode, on the CPU.
 
     build: makes the whole network, as it was before pruning, or a `Job` with it; not needed where that is one of
         Secateur's, torchvision's or timm's and the result says which.
-    example: an input of the network; only for results of version 1, which did not say where to cut.
     """
     if build is not None:
         _check_build(build)
     folder = find_result(Path(path))
     plan = read_plan(folder / "plan.json")
-    make = build if build is not None else _builder(plan, folder)
+    make = build if build is not None else _builder(plan.data, folder)
     with torch.random.fork_rng(devices=[]):
         # Constants of the user's own modules, if they were made on the meta device, would stay without values.
-        model = _without_memory(make, folder) if build is None and "cuts" in plan else None
+        model = _without_memory(make, folder) if build is None else None
         model = network_of(make(), "build")[0] if model is None else model
-    if "cuts" in plan:
-        _worded(folder, lambda: Cuts.from_dict(plan["cuts"]).apply_(model))
-    elif plan["groups"]:
-        example = example_for(model) if example is None else example
-        _worded(folder, lambda: shrink_(model, Plan.from_json(analyze(model, example), json.dumps(plan))))
+    _worded(folder, lambda: cut_(model, plan.cuts))
     fill_(model, folder / "model.safetensors")
     return model.eval()
 
@@ -85,23 +78,14 @@ def find_result(path: Path) -> Path:
     raise DamagedResult(f"there is no result in {path}, which would have a plan.json and a model.safetensors{hint}")
 
 
-def read_plan(path: Path) -> dict[str, Any]:
+def read_plan(path: Path) -> SavedPlan:
     """What plan.json says, checked for form only."""
     try:
         if path.stat().st_size > LARGEST_PLAN:
             raise ValueError(f"it has more than {LARGEST_PLAN:,} bytes")
-        plan = json.loads(path.read_bytes())
-        if not isinstance(plan, dict) or plan.get("format") != "secateur-plan":
-            raise ValueError('it does not say "format": "secateur-plan"')
-        if plan.get("version") not in range(1, VERSION + 1):
-            raise ValueError(f"its version is {plan.get('version')!r:.40}, and this Secateur reads up to {VERSION}")
-        if not isinstance(plan.get("groups"), dict):
-            raise ValueError('it has no "groups"')
-        for name, entry in plan["groups"].items():
-            checked_indices(entry["kept"], entry["size"], name)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return plans.read_plan(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise DamagedResult(f"cannot read {path}: {error}") from error
-    return plan
 
 
 def _builder(plan: dict[str, Any], folder: Path) -> Callable[[], nn.Module]:

@@ -16,76 +16,6 @@ Body = Callable[..., Tensor]
 VIDEO = torch.randn(2, 3, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-class Lstm(nn.Module):
-    """A convolutional LSTM cell as people write it."""
-
-    def __init__(self, inner: int, hidden: int) -> None:
-        super().__init__()
-        self.hidden = hidden
-        self.gates = nn.Conv2d(inner + hidden, 4 * hidden, 3, padding=1)
-
-    def start(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        shape = x.shape[0], self.hidden, *x.shape[2:]
-        return torch.zeros(shape, dtype=x.dtype), torch.zeros(shape, dtype=x.dtype)
-
-    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        short, long = state
-        i, f, o, g = torch.split(self.gates(torch.cat([x, short], 1)), self.hidden, 1)
-        long = f.sigmoid() * long + i.sigmoid() * g.tanh()
-        return o.sigmoid() * long.tanh(), long
-
-
-class Unnamed(Lstm):
-    """Nothing but the weight says how wide the state is."""
-
-    def __init__(self, inner: int, hidden: int) -> None:
-        super().__init__(inner, hidden)
-        del self.hidden
-
-    def start(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        both = x.new_zeros(2, x.shape[0], self.gates.out_channels // 4, *x.shape[2:])
-        return both[0], both[1]
-
-    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        short, long = state
-        i, f, o, g = self.gates(torch.cat([x, short], 1)).chunk(4, 1)
-        long = f.sigmoid() * long + i.sigmoid() * g.tanh()
-        return o.sigmoid() * long.tanh(), long
-
-
-class Video(nn.Module):
-    """Layers of cells, the first of which sees the images themselves."""
-
-    def __init__(self, cell: Callable[[int, int], Any]) -> None:
-        super().__init__()
-        self.cells = nn.ModuleList([cell(3, 6), cell(6, 6)])
-        self.last = nn.Conv2d(6, 2, 1)
-
-    def forward(self, video: Tensor) -> Tensor:
-        for cell in self.cells:
-            state = cell.start(video[:, 0])  # pyright: ignore
-            states = []
-            for frame in video.unbind(1):
-                state = cell(frame, state)
-                states.append(state[0])
-            video = torch.stack(states, 1)
-        return self.last(video[:, -1])
-
-
-@pytest.mark.parametrize("cell", [Lstm, Unnamed])
-def test_convolutional_lstm(cell: Callable[[int, int], Any]) -> None:
-    model = Video(cell)
-    if cell is Lstm:
-        model.hidden = 6  # pyright: ignore # by chance the same number, which nothing uses
-    expected = {"cells.0.gates": 6, "cells.1.gates": 6}
-    graph = examine(model, VIDEO, expected=expected, probe=True, singly=True)
-    attributes = [(a.module, a.attribute) for a in graph.attributes]
-    assert attributes == ([("cells.0", "hidden"), ("cells.1", "hidden")] if cell is Lstm else [])
-    gates = members(graph, "cells.0.gates")
-    assert gates["cells.0.gates.weight", 0, "produces"] == rows(range(6), range(6, 12), range(12, 18), range(18, 24))
-    assert gates["cells.0.gates.weight", 1, "consumes"] == rows(range(3, 9))
-
-
 class Recurrent(nn.Module):
     """New state = tanh(one layer of the input + another of the state)."""
 
@@ -255,50 +185,6 @@ def summed(m: Sandwich, x: Tensor) -> Tensor:
 
 def test_sum_that_starts_with_zeros() -> None:
     examine(Sandwich(summed, number=8), probe=True, expected={"first": 8})
-
-
-def plus_zeros(x: Tensor) -> Tensor:
-    return x + torch.zeros(x.shape, dtype=x.dtype)
-
-
-class Beside(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return plus_zeros(x)
-
-
-@pytest.mark.parametrize("number", [5, 8])
-def test_attribute_that_equals_several_widths_by_chance(number: int) -> None:
-    """Neither are the channels tied that it equals, nor do they stay where the output has as many."""
-    model = Sandwich(lambda m, x: plus_zeros(m.middle(plus_zeros(x)).relu()), number=number)
-    model.middle, model.last = nn.Conv2d(8, 8, 1), nn.Sequential(model.last, Beside())  # pyright: ignore
-    examine(model, expected={"first": 8, "middle": 8}, probe=True)
-    model = Video(Lstm)
-    model.last, model.number = nn.Sequential(nn.Conv2d(6, 6, 1), Beside()), 6  # pyright: ignore
-    graph = examine(model, VIDEO, expected={"cells.0.gates": 6, "cells.1.gates": 6}, probe=True)
-    assert {(a.module, a.attribute) for a in graph.attributes} == {("cells.0", "hidden"), ("cells.1", "hidden")}
-
-
-class Several(nn.Module):
-    """Three states, each with its own attribute, and one that only equals the last of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two, self.three, self.most = 5, 6, 7, 7
-        self.read = nn.ModuleList([nn.Conv2d(3, 5, 1), nn.Conv2d(5, 6, 1), nn.Conv2d(6, 7, 1)])
-        self.again = nn.ModuleList([nn.Conv2d(n, n, 1, bias=False) for n in (5, 6, 7)])
-        self.last = nn.Conv2d(7, 2, 1)
-
-    def forward(self, video: Tensor) -> Tensor:
-        states = [video.new_zeros(len(video), n, *video.shape[3:]) for n in (self.one, self.two, self.three)]
-        for x in video.unbind(1)[: self.most]:
-            for i, (read, again) in enumerate(zip(self.read, self.again, strict=True)):
-                x = states[i] = (read(x) + again(states[i])).tanh()
-        return self.last(states[-1])
-
-
-def test_one_attribute_too_many() -> None:
-    graph = examine(Several(), VIDEO, expected={"read.0": 5, "read.1": 6, "read.2": 7}, probe=True)
-    assert [a.attribute for a in graph.attributes] == ["one", "two", "three"]
 
 
 class Frames(nn.Module):

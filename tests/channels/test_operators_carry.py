@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from sandwich import IMAGE, Buffers, Sandwich, examine, kinds, members, parameter, rows, sizes
+from sandwich import IMAGE, Buffers, Sandwich, examine, members, parameter, rows, sizes
 from torch import Tensor, nn
 
 import secateur
 from secateur import Plan
-from secateur.channels.reasons import Kind
 
 Body = Callable[..., Any]
 
@@ -239,31 +238,6 @@ def test_recurrent_modules_read_the_features(kind: Any, size: int, options: dict
     assert (small.memory.input_size, small.memory.hidden_size) == (2, size)
 
 
-SIZES: dict[str, tuple[Body, dict[str, Any], dict[str, Any]]] = {
-    "two numbers": (
-        lambda m, x: torch.cat(torch.split(x, [m.narrow, m.broad], 1)[::-1], 1),
-        {"narrow": 3, "broad": 5},
-        {"narrow": 1, "broad": 3},
-    ),
-    "a list": (lambda m, x: torch.cat(torch.split(x, m.parts, 1)[::-1], 1), {"parts": [3, 5]}, {"parts": [1, 3]}),
-    "a tuple": (lambda m, x: torch.cat(torch.split(x, m.parts, 1)[::-1], 1), {"parts": (5, 3)}, {"parts": (2, 2)}),
-    "a slice": (lambda m, x: torch.cat([x[:, m.start :], x[:, : m.start]], 1), {"start": 3}, {"start": 1}),
-    "a view": (lambda m, x: x.view(-1, m.width, 36).view(-1, m.width, 6, 6), {"width": 8}, {"width": 4}),
-}
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_size_attributes_follow(name: str) -> None:
-    """Numbers that a module keeps and cuts by are changed with the channels."""
-    body, before, after = SIZES[name]
-    model = Sandwich(body, **{key: value for key, value in before.items() if key != "width"})
-    vars(model).update(before)
-    graph = examine(model, expected={"first": 8}, probe=True)
-    small = secateur.shrink(model, Plan.keep(graph, {"first": [1, 4, 5, 6]}))
-    assert {key: getattr(small, key) for key in after} == after
-    assert {key: getattr(model, key) for key in before} == before
-
-
 def test_rows_gathered_by_index() -> None:
     """As detectors do with the regions of several levels."""
 
@@ -276,12 +250,6 @@ def test_rows_gathered_by_index() -> None:
 
     graph = examine(Sandwich(body), expected={"first": 8})
     assert members(graph, "first")["last.weight", 1, "consumes"] == rows(range(8))
-
-
-def test_a_layer_of_one_filter_is_counted() -> None:
-    graph = examine(Sandwich(lambda m, x: x * m.gate(x).sigmoid(), gate=nn.Conv2d(8, 1, 1)), expected={"first": 8})
-    assert kinds(graph)["gate"] is Kind.ONLY
-    assert graph.num_filters == 8 + 1 + 5
 
 
 @pytest.mark.parametrize("kernel", ["expand", "repeat"])

@@ -1,4 +1,4 @@
-"""One small network per structure: exactly which slices hang together, and that cutting them is exact."""
+"""Which slices each structure couples, and that cutting them is exact."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +14,7 @@ from secateur import Plan
 from secateur.channels.reasons import Kind, Reason
 
 EIGHT = rows(range(8))
+
 NORM = ["norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
 
 
@@ -89,6 +90,7 @@ def test_concat_with_the_input() -> None:
 
 
 HALVES = rows(range(4), range(4, 8))
+
 SPLITS: dict[str, tuple[Callable[..., Tensor], list[list[int]]]] = {
     "chunk": (lambda m, x: x.chunk(2, 1)[0], rows(range(4))),
     "split": (lambda m, x: x.split(x.shape[1] // 2, 1)[1], rows(range(4))),
