@@ -43,7 +43,7 @@ def saved(model: nn.Module, folder: Path, example: Tensor, **about: Any) -> seca
         if tensor.is_floating_point():
             tensor.data += 0.01 * torch.rand_like(tensor)
     graph = secateur.analyze(model, example)
-    plan = secateur.Plan.drop(graph, 0.4, seed=1)
+    plan = secateur.Plan.random(graph, 0.4, seed=1)
     result = secateur.Result(
         model=secateur.shrink(model, plan).eval(), plan=plan, settings=secateur.TickTock(keep_macs=0.5), history=()
     )
@@ -176,7 +176,7 @@ def test_what_is_loaded_can_be_trained_and_pruned_again(tmp_path: Path) -> None:
     assert all(parameter.requires_grad for parameter in loaded.parameters())
     loaded(example).sum().backward()
     graph = secateur.analyze(loaded, example)
-    assert secateur.verify(loaded, secateur.Plan.drop(graph, 0.3), example).agrees
+    assert secateur.verify(loaded, secateur.Plan.random(graph, 0.3), example).agrees
 
 
 def test_loading_draws_no_random_numbers(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_a_result_that_removed_nothing(tmp_path: Path) -> None:
     example = torch.randn(2, 3, 6, 6)
     result = saved(Odd(), tmp_path, example)
     whole = Odd().eval()
-    plan = secateur.Plan.drop(secateur.analyze(whole, example), 0.0)
+    plan = secateur.Plan.random(secateur.analyze(whole, example), 0.0)
     result = replace(result, model=whole, plan=plan)
     secateur.save(result, tmp_path)
     same(result, secateur.load(tmp_path, build=Odd), example)

@@ -69,7 +69,7 @@ def find_source(name: str) -> Source:
         raise InvalidSetting(f"there is neither a run nor a file with weights at {path}")
     folder = find_result(path)
     weights, plan = folder / "model.safetensors", folder / "plan.json"
-    if not read_plan(plan)["groups"]:
+    if not read_plan(plan).groups:
         return Source(weights, is_result=True)
     return Source(weights, plan, _find_whole(folder.parent), is_result=True)
 
