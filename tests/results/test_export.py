@@ -29,7 +29,7 @@ from secateur.results.export import (
 from secateur.results.network import check_runs, open_network
 
 NETWORKS = {
-    "resnet20": ({}, 32),
+    "resnet14": ({}, 32),
     "resnet56": ({}, 32),
     "vgg16_m": ({}, 32),
     "timm:lcnet_035": ({}, 64),
@@ -38,7 +38,7 @@ NETWORKS = {
     "timm:efficientnet_b0": ({}, 64),
     "fcn32s": ({"width": 1 / 8}, 64),
 }
-FAST = ("resnet20", "timm:lcnet_035")
+FAST = ("resnet14", "timm:lcnet_035")
 
 
 def pruned(name: str) -> tuple[nn.Module, Tensor]:
@@ -73,7 +73,7 @@ def test_onnx_runs_in_onnxruntime(name: str, tmp_path: Path) -> None:
 
 
 def test_a_program_runs_without_our_code(tmp_path: Path) -> None:
-    model, example = pruned("resnet20")
+    model, example = pruned("resnet14")
     assert export_program(model, example, tmp_path / "network.pt2") < 1e-5
     torch.save((example, model(example).detach()), tmp_path / "wanted.pt")
     code = """
@@ -88,20 +88,20 @@ assert program(example.expand(5, -1, -1, -1)).shape[0] == 5
 
 
 def test_torchscript(tmp_path: Path) -> None:
-    model, example = pruned("resnet20")
+    model, example = pruned("resnet14")
     assert export_torchscript(model, example, tmp_path / "network.pt") < 1e-5
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "weights.pth"])
 def test_weights(file: str, tmp_path: Path) -> None:
-    model, _ = pruned("resnet20")
+    model, _ = pruned("resnet14")
     export_weights(model, tmp_path / file)
     path = tmp_path / file
     found = load_file(path) if file.endswith("safetensors") else torch.load(path, weights_only=True)
     assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize(("name", "count"), [("resnet20", 21), ("torchvision:mobilenet_v2", 52)])
+@pytest.mark.parametrize(("name", "count"), [("resnet14", 15), ("torchvision:mobilenet_v2", 52)])
 def test_folding_leaves_the_function_and_no_norms(name: str, count: int) -> None:
     model, example = pruned(name)
     folded, number = fold_batchnorm(model, example)

@@ -44,7 +44,7 @@ def saved(model: nn.Module, folder: Path, example: Tensor, **about: Any) -> seca
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor.is_floating_point():
             tensor.data += 0.01 * torch.rand_like(tensor)
-    graph = secateur.analyze(model, example)
+    graph = secateur.analyze(model, example, probe=False)
     plan = secateur.Plan.drop(graph, 0.4, seed=1)
     result = secateur.Result(
         model=secateur.shrink(model, plan).eval(), plan=plan, settings=secateur.TickTock(keep_macs=0.5), history=()
