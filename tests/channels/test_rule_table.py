@@ -97,7 +97,7 @@ def test_rule(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [note for note in graph.notes if "could not be followed" in note]
     assert _groups(graph) == row.expected.groups, str(graph)
     for layer, reason in row.expected.stays.items():
-        assert reason in reasons(graph)[layer]
+        assert reason in (None, reasons(graph)[layer].kind)
     if graph.groups:
         for plan in (Plan.random(graph, 0.01, seed=1), random_plan(graph, seed=2, share=0.5)):
             assert_exact(model, plan, (IMAGE,), cost=row.cost)
@@ -110,7 +110,7 @@ def test_inexact_channels_can_be_admitted(row: Row) -> None:
     group = graph.group("first")
     assert group.size == 8
     assert group.inexact is not None
-    assert row.expected.stays["first"] in group.inexact
+    assert group.inexact.kind is row.expected.stays["first"]
     small = secateur.shrink(model, Plan.random(graph, 0.5))
     with torch.no_grad():
         assert small(IMAGE).isfinite().all()
