@@ -146,9 +146,7 @@ def reader(
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_page(
-    page: str, reader: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_page(page: str, reader: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     namespace: dict[str, Any] = {"__name__": "page"}
     printed = ""
     for block in BLOCKS[page]:
