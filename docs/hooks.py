@@ -1,4 +1,4 @@
-"""Fills pages when the site is built: with the help of every command, the folders of datasets, and files of the project.
+"""Fills pages when the site is built: with the help of commands, the folders of datasets, and files of the project.
 
 Pages say where with `<!-- commands -->`, `<!-- datasets -->`, `<!-- CONTRIBUTING.md -->` and `<!-- CHANGELOG.md -->`.
 """
