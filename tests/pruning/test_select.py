@@ -18,7 +18,7 @@ from secateur.channels.groups import FrozenChannels
 from secateur.channels.labels import Role
 from secateur.models.resnet_cifar import CifarResNet
 from secateur.pruning.scores import Score
-from secateur.pruning.select import Budget, Limits, check_reachable, ranked, select
+from secateur.pruning.selection import Budget, Limits, check_reachable, ranked, select
 
 IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 SETTINGS = settings(database=None, deadline=None, suppress_health_check=list(HealthCheck), max_examples=200)

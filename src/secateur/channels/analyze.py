@@ -34,7 +34,7 @@ def analyze(
     ignore: Ignore = (),
     inexact: bool = False,
     probe: bool = True,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], object] | None = None,
 ) -> ChannelGraph:
     """Find every set of channels that can be removed together, and say why the others can't.
 

@@ -52,7 +52,7 @@ class Probe:
 
     model: nn.Module
     graph: ChannelGraph
-    say: Callable[[str], None]
+    say: Callable[[str], object]
 
     def failures(self) -> dict[str, Reason]:
         """The groups that cannot be cut after all, by name, with the reason."""

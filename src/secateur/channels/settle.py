@@ -24,7 +24,7 @@ Attribute = tuple[type, str]
 
 
 def settle(
-    watch: Watch, model: nn.Module, build: Callable[..., ChannelGraph], say: Callable[[str], None]
+    watch: Watch, model: nn.Module, build: Callable[..., ChannelGraph], say: Callable[[str], object]
 ) -> ChannelGraph:
     """The graph of what can be cut, with the attributes that follow; `build` makes it from assumed attributes."""
     search = Search(watch, model, build, say)
@@ -48,7 +48,7 @@ class Search:
     """Looks for attributes that count channels, one class of modules after the other."""
 
     def __init__(
-        self, watch: Watch, model: nn.Module, build: Callable[..., ChannelGraph], say: Callable[[str], None]
+        self, watch: Watch, model: nn.Module, build: Callable[..., ChannelGraph], say: Callable[[str], object]
     ) -> None:
         self.watch = watch
         self.model = model
