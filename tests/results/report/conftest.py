@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from told import write_training
 from torch import nn
 
 import secateur
@@ -42,15 +43,12 @@ def make_run(folder: Path, settings: secateur.TickTock) -> secateur.Result:
 
 @pytest.fixture(scope="package")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """`taylor` and `slim`: finished. `training`: removed nothing."""
-    settings = {
-        "taylor": SETTINGS,
-        "slim": SETTINGS.but(score="slim", tick_removes=0.3, ticks_per_tock=0),
-        "training": secateur.TickTock(keep_macs=1.0, finetune_epochs=2),
-    }
-    folders = {name: tmp_path_factory.mktemp("runs") / name for name in settings}
-    for name, folder in folders.items():
-        make_run(folder, settings[name])
+    """`taylor` and `slim`: finished. `training`: a run that only trains."""
+    settings = {"taylor": SETTINGS, "slim": SETTINGS.but(score="slim", tick_removes=0.3, ticks_per_tock=0)}
+    folders = {name: tmp_path_factory.mktemp("runs") / name for name in (*settings, "training")}
+    for name in settings:
+        make_run(folders[name], settings[name])
+    write_training(folders["training"], folders["taylor"])
     return folders
 
 
