@@ -37,7 +37,7 @@ taken by turns with the whole network."""
 
 def pruned(model: nn.Module, example: torch.Tensor, share: float, kind: str, table: Any) -> nn.Module:
     """The network with that share of its MACs, or of its time, left."""
-    copy = secateur.shrink(model, secateur.Plan.drop(secateur.analyze(model, example, probe=False), 0.0))
+    copy = secateur.shrink(model, secateur.Plan.random(secateur.analyze(model, example, probe=False), 0.0))
     by_latency = "by latency" in kind
     rank = {"rank": "score_per_microsecond", "latency": table} if by_latency else {}
     pruner = secateur.Pruner(copy, example, score="l1", multiple_of=8 if "8" in kind else 1, **rank)

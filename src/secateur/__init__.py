@@ -5,169 +5,108 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from secateur.channels.analyze import analyze
-    from secateur.channels.cost import Cost
-    from secateur.channels.groups import ChannelGraph, ChannelGroup, FrozenChannels, Member
+    from secateur.channels.groups import ChannelGraph
     from secateur.channels.plan import Plan
     from secateur.channels.shrink import shrink, shrink_
-    from secateur.channels.verify import Verification, verify
+    from secateur.channels.verify import verify
     from secateur.errors import (
-        CannotExport,
-        DamagedResult,
-        DamagedRun,
         Diverged,
-        Interrupted,
-        InvalidArgument,
         InvalidData,
-        InvalidExample,
         InvalidModel,
-        InvalidOptimizer,
-        InvalidPlan,
         InvalidSetting,
-        InvalidTask,
-        MissingExtra,
-        NonFiniteLoss,
         NotEquivalent,
-        RunInUse,
         SecateurError,
-        UnknownName,
         UnreachableBudget,
     )
-    from secateur.pruning.gates import Gates, insert_gates_, merge_gates_
-    from secateur.pruning.latency import LatencyTable, measure_latency
-    from secateur.pruning.pruner import Pruner, Removal
-    from secateur.pruning.scores import Oracle, Score
+    from secateur.pruning.gates import insert_gates_, merge_gates_
+    from secateur.pruning.latency import measure_latency
+    from secateur.pruning.pruner import Pruner
+    from secateur.pruning.scores import Score
+    from secateur.pruning.settings import Budget, Limits
     from secateur.recipes.jobs import Job
     from secateur.results.artifact import save
     from secateur.results.load import load
-    from secateur.runs.events import Event, FineTune, Finished, Result, Start, Tick, Tock
-    from secateur.runs.record import prune_further
-    from secateur.runs.settings import TickTock
-    from secateur.training.distributed import World
+    from secateur.runs.events import Event, Result
+    from secateur.runs.prune import prune, train
+    from secateur.runs.settings import Ticks, TickTock, Tocks
     from secateur.training.engine import Engine
+    from secateur.training.settings import Learning, Schedule, Training
     from secateur.training.task import Task, classification, segmentation
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "CannotExport",
+    "Budget",
     "ChannelGraph",
-    "ChannelGroup",
-    "Cost",
-    "DamagedResult",
-    "DamagedRun",
     "Diverged",
     "Engine",
     "Event",
-    "FineTune",
-    "Finished",
-    "FrozenChannels",
-    "Gates",
-    "Interrupted",
-    "InvalidArgument",
     "InvalidData",
-    "InvalidExample",
     "InvalidModel",
-    "InvalidOptimizer",
-    "InvalidPlan",
     "InvalidSetting",
-    "InvalidTask",
     "Job",
-    "LatencyTable",
-    "Member",
-    "MissingExtra",
-    "NonFiniteLoss",
+    "Learning",
+    "Limits",
     "NotEquivalent",
-    "Oracle",
     "Plan",
     "Pruner",
-    "Removal",
     "Result",
-    "RunInUse",
+    "Schedule",
     "Score",
     "SecateurError",
-    "Start",
     "Task",
-    "Tick",
     "TickTock",
-    "Tock",
-    "UnknownName",
+    "Ticks",
+    "Tocks",
+    "Training",
     "UnreachableBudget",
-    "Verification",
-    "World",
     "analyze",
     "classification",
     "insert_gates_",
     "load",
     "measure_latency",
     "merge_gates_",
-    "prune_further",
+    "prune",
     "save",
     "segmentation",
     "shrink",
     "shrink_",
+    "train",
     "verify",
 ]
 
-# Where each public name lives; resolved on first use, so that `import secateur` does not load torch.
-_HOME = {
-    "ChannelGraph": "channels.groups",
-    "ChannelGroup": "channels.groups",
-    "Cost": "channels.cost",
-    "CannotExport": "errors",
-    "DamagedResult": "errors",
-    "DamagedRun": "errors",
-    "Diverged": "errors",
-    "Engine": "training.engine",
-    "Event": "runs.events",
-    "FineTune": "runs.events",
-    "Finished": "runs.events",
-    "FrozenChannels": "channels.groups",
-    "Gates": "pruning.gates",
-    "Interrupted": "errors",
-    "InvalidArgument": "errors",
-    "InvalidExample": "errors",
-    "InvalidModel": "errors",
-    "InvalidOptimizer": "errors",
-    "InvalidPlan": "errors",
-    "InvalidSetting": "errors",
-    "InvalidData": "errors",
-    "InvalidTask": "errors",
-    "Job": "recipes.jobs",
-    "Member": "channels.groups",
-    "MissingExtra": "errors",
-    "NonFiniteLoss": "errors",
-    "NotEquivalent": "errors",
-    "Oracle": "pruning.scores",
-    "Plan": "channels.plan",
-    "Pruner": "pruning.pruner",
-    "Removal": "pruning.pruner",
-    "Result": "runs.events",
-    "RunInUse": "errors",
-    "Score": "pruning.scores",
-    "SecateurError": "errors",
-    "Start": "runs.events",
-    "Task": "training.task",
-    "Tick": "runs.events",
-    "TickTock": "runs.settings",
-    "Tock": "runs.events",
-    "UnknownName": "errors",
-    "UnreachableBudget": "errors",
-    "Verification": "channels.verify",
-    "World": "training.distributed",
-    "analyze": "channels.analyze",
-    "classification": "training.task",
-    "insert_gates_": "pruning.gates",
-    "merge_gates_": "pruning.gates",
-    "LatencyTable": "pruning.latency",
-    "load": "results.load",
-    "measure_latency": "pruning.latency",
-    "prune_further": "runs.record",
-    "save": "results.artifact",
-    "segmentation": "training.task",
-    "shrink": "channels.shrink",
-    "shrink_": "channels.shrink",
-    "verify": "channels.verify",
+# Where the public names live. They are imported on first use, so that `import secateur` does not load torch.
+_HOMES = {
+    "channels.analyze": ("analyze",),
+    "channels.groups": ("ChannelGraph",),
+    "channels.plan": ("Plan",),
+    "channels.shrink": ("shrink", "shrink_"),
+    "channels.verify": ("verify",),
+    "errors": (
+        "Diverged",
+        "InvalidData",
+        "InvalidModel",
+        "InvalidSetting",
+        "NotEquivalent",
+        "SecateurError",
+        "UnreachableBudget",
+    ),
+    "pruning.gates": ("insert_gates_", "merge_gates_"),
+    "pruning.latency": ("measure_latency",),
+    "pruning.pruner": ("Pruner",),
+    "pruning.scores": ("Score",),
+    "pruning.settings": ("Budget", "Limits"),
+    "recipes.jobs": ("Job",),
+    "results.artifact": ("save",),
+    "results.load": ("load",),
+    "runs.events": ("Event", "Result"),
+    "runs.prune": ("prune", "train"),
+    "runs.settings": ("TickTock", "Ticks", "Tocks"),
+    "training.engine": ("Engine",),
+    "training.settings": ("Learning", "Schedule", "Training"),
+    "training.task": ("Task", "classification", "segmentation"),
 }
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:

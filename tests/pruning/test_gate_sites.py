@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import secateur
 from secateur import ChannelGraph, Gates, Plan
 from secateur.channels.verify import mask_
-from secateur.pruning.select import Limits
+from secateur.pruning.selection import Limits
 
 
 def conv(inner: int, outer: int, kernel: int = 1, **options: object) -> nn.Conv2d:

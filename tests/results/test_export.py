@@ -56,7 +56,7 @@ def make(name: str) -> tuple[nn.Module, Tensor]:
     if name == "fcn32s":
         nn.init.normal_(model.score.weight, std=0.05)
     graph = secateur.analyze(model.eval(), example[:1])
-    return secateur.shrink(model, secateur.Plan.drop(graph, 0.4)), example[:1]
+    return secateur.shrink(model, secateur.Plan.random(graph, 0.4)), example[:1]
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NETWORKS])

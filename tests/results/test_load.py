@@ -45,7 +45,7 @@ def saved(model: nn.Module, folder: Path, example: Tensor, **about: Any) -> seca
         if tensor.is_floating_point():
             tensor.data += 0.01 * torch.rand_like(tensor)
     graph = secateur.analyze(model, example, probe=False)
-    plan = secateur.Plan.drop(graph, 0.4, seed=1)
+    plan = secateur.Plan.random(graph, 0.4, seed=1)
     result = secateur.Result(
         model=secateur.shrink(model, plan).eval(), plan=plan, settings=secateur.TickTock(keep_macs=0.5), history=()
     )
@@ -107,7 +107,7 @@ def test_a_network_of_the_users_own(odd: Path, original: tuple[secateur.Result, 
     assert torch.equal(torch.get_rng_state(), before)
     assert all(parameter.requires_grad for parameter in loaded.parameters())
     loaded(EXAMPLE).sum().backward()
-    plan = secateur.Plan.drop(secateur.analyze(loaded, EXAMPLE), 0.3)
+    plan = secateur.Plan.random(secateur.analyze(loaded, EXAMPLE), 0.3)
     assert secateur.verify(loaded, plan, EXAMPLE).agrees
 
 
@@ -317,7 +317,7 @@ def test_another_build_is_refused(build: Any, error: type[SecateurError], odd: P
 
 def test_a_result_that_removed_nothing(original: tuple[secateur.Result, Path], tmp_path: Path) -> None:
     whole = Odd().eval()
-    plan = secateur.Plan.drop(secateur.analyze(whole, EXAMPLE), 0.0)
+    plan = secateur.Plan.random(secateur.analyze(whole, EXAMPLE), 0.0)
     result = replace(original[0], model=whole, plan=plan)
     secateur.save(result, tmp_path)
     same(result, secateur.load(tmp_path, build=Odd), EXAMPLE)

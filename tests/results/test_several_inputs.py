@@ -49,7 +49,7 @@ def lists() -> secateur.Job:
 def saved(tmp_path: Path) -> str:
     made = job()
     graph = secateur.analyze(made.model, made.example)
-    plan = secateur.Plan.drop(graph, 0.4)
+    plan = secateur.Plan.random(graph, 0.4)
     result = secateur.Result(
         model=secateur.shrink(made.model, plan), plan=plan, settings=secateur.TickTock(keep_macs=0.5), history=()
     )

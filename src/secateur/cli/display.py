@@ -64,7 +64,7 @@ class Display:
 
         left: tells the share that is left of what the budget counts.
         """
-        from secateur.pruning.select import UNITS
+        from secateur.pruning.selection import UNITS
 
         ((name, self.target),) = ((name, share) for name, share in settings.budgets.items() if share is not None)
         self.counted, self.left = UNITS[name.removeprefix("keep_")], left

@@ -1,4 +1,4 @@
-"""How long every layer takes at every width on this device: a table that tells what removing a channel buys."""
+"""How long every layer takes at every width on this device: what the removal of a channel saves."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from secateur.channels.groups import ChannelGraph
 from secateur.channels.guard import check_module
 from secateur.channels.shapes import channels_last as in_memory
 from secateur.channels.shrink import copy_model
-from secateur.errors import InvalidSetting
+from secateur.errors import InvalidData, InvalidSetting
 from secateur.timing import captured, time_in_turn, time_kernels
 from secateur.words import counted
 
 SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
-"""Of a layer's channels: the widths that are measured. Between them the time is taken to be straight."""
+"""The widths that are measured, as shares of the channels of a layer; the time is interpolated linearly."""
 CAPTURED = 10
-"""Calls of a layer that a GPU does in a row: alone, each would take as long as it takes to start it."""
+"""Calls of a layer in one captured graph on a GPU: a single call would measure its launch."""
 SMALLEST_SAVING = 1e-3
-"""Microseconds that a channel saves at least, where the device does not notice it."""
+"""Microseconds that a channel saves at least, where none can be measured."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class LayerTable:
     name: str
     """Of the layer's weight."""
     axes: tuple[int | None, int | None]
-    """The weight's axes along which inputs and outputs lie; None for one that follows the other, as in depthwise."""
+    """The axes of the weight for inputs and outputs; None for one that follows the other, as in depthwise layers."""
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     microseconds: tuple[tuple[float, ...], ...]
     """A row for each number of inputs."""
 
     def at(self, inputs: float, outputs: float) -> float:
-        """Between the four widths around it, linearly."""
+        """Interpolated between the four nearest widths."""
         row, down = _place(self.inputs, inputs)
         column, right = _place(self.outputs, outputs)
         table = self.microseconds
@@ -57,7 +57,7 @@ class LayerTable:
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """The convolutions and linear layers of one network on one device; on a GPU with what else lies between them."""
+    """The convolutions and linear layers of one network on one device; on a GPU with a share of all other operators."""
 
     where: str
     """Device, batch, number format."""
@@ -67,24 +67,22 @@ class LatencyTable:
         """Raise if this is the table of another network."""
         # Weights that are computed, or have another name too, are not in the graph.
         known = [layer for layer in self.layers if layer.name in graph.shapes]
-        problem = "they have no layer in common" if self.layers and not known else ""
+        problem = "no layer in common" if self.layers and not known else ""
         for layer in known:
             shape = graph.shapes[layer.name]
             for axis, whole in zip(layer.axes, (layer.inputs[-1], layer.outputs[-1]), strict=True):
                 if axis is not None and shape[axis] != whole:
-                    problem = f"{layer.name} is {whole} wide there, and {shape[axis]} here"
+                    problem = problem or f"{layer.name} of width {whole} instead of {shape[axis]}"
         if problem:
-            raise InvalidSetting(
-                f"the latency table is of another network: {problem}; measure this one with "
-                "measure_latency(model, example)"
-            )
+            remedy = "Measure this network with measure_latency(model, example)"
+            raise InvalidSetting("the latency table is of another network", got=problem, remedy=remedy)
 
     def value(self, graph: ChannelGraph, keep: Tensor) -> float:
         """Microseconds of all layers when only these channels are kept."""
         return sum(layer.at(*_widths(layer, graph, keep)) for layer in self.layers)
 
     def savings(self, graph: ChannelGraph, keep: Tensor) -> Tensor:
-        """For every channel the microseconds that its removal alone would save as the network stands."""
+        """The microseconds that the removal of each channel alone would save now."""
         result = torch.zeros(keep.shape, dtype=torch.float64, device="cpu")
         for layer in self.layers:
             inputs, outputs = _widths(layer, graph, keep)
@@ -129,7 +127,7 @@ class LatencyTable:
                 raise ValueError("a row does not have a number for each width")
             return cls(str(data["where"]), tuple(layers))
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise InvalidSetting(f"this is no table of latencies: {error}; measure it anew") from error
+            raise InvalidData(f"this is not a latency table: {error}", remedy="Measure it again") from error
 
 
 def measure_latency(
@@ -139,9 +137,9 @@ def measure_latency(
     precision: torch.dtype = torch.float32,
     channels_last: bool = False,
     repetitions: int = 10,
-    say: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], object] = lambda text: None,
 ) -> LatencyTable:
-    """Time every convolution and linear layer of the model by itself, at several widths, where the model is.
+    """Time every convolution and linear layer of the model by itself, at several widths, on the model's device.
 
     On a GPU the rest of the network's time, of norms, activations and sums, is laid on the layers by how much they put
     out. On a CPU it is not: what runs a network there mostly does such things along with the convolutions.
@@ -152,7 +150,7 @@ def measure_latency(
     done: dict[object, LayerTable] = {}
     layers = []
     for number, (name, module, shape, _) in enumerate(calls, 1):
-        say(f"layer {number} of {len(calls)}")
+        progress(f"layer {number} of {len(calls)}")
         kind = (type(module), module.extra_repr(), shape)
         if kind not in done:
             done[kind] = _measure_layer(module, shape, precision, layout, repetitions)
@@ -160,7 +158,7 @@ def measure_latency(
         layers.append(LayerTable(f"{name}.weight", table.axes, table.inputs, table.outputs, table.microseconds))
     device = next(model.parameters()).device
     if device.type == "cuda" and layers:
-        say("the whole network")
+        progress("the whole network")
         whole = time_whole(model, example, precision, channels_last, repetitions)
         layers = with_rest(layers, [size for *_, size in calls], whole)
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else counted(torch.get_num_threads(), "thread")
@@ -169,7 +167,7 @@ def measure_latency(
 
 
 def with_rest(layers: list[LayerTable], sizes: list[int], whole: float) -> list[LayerTable]:
-    """The layers, with what is left of the whole network's microseconds laid on them by the sizes of their outputs."""
+    """The layers, with the rest of the network's time added in proportion to the sizes of their outputs."""
     rest = max(0.0, whole - sum(layer.microseconds[-1][-1] for layer in layers)) / sum(sizes)
     result = []
     for layer, size in zip(layers, sizes, strict=True):
@@ -192,7 +190,7 @@ def time_whole(
 
 
 def _watch(model: nn.Module, example: Example) -> list[tuple[str, Any, tuple[int, ...], int]]:
-    """Every call of a convolution or linear layer: its name, itself, the shape of its input, the size of its output."""
+    """Every call of a convolution or linear layer: name, module, shape of the input, size of the output."""
     calls: list[tuple[str, Any, tuple[int, ...], int]] = []
 
     def note(name: str) -> Callable[[Any, Any, Any, Any], None]:
@@ -223,7 +221,7 @@ def _watch(model: nn.Module, example: Example) -> list[tuple[str, Any, tuple[int
 def _measure_layer(
     module: Any, shape: tuple[int, ...], precision: torch.dtype, layout: torch.memory_format, repetitions: int
 ) -> LayerTable:
-    """One layer over a grid of widths; grouped ones, where both widths move together, along one line."""
+    """One layer over a grid of widths; a grouped layer, whose widths change together, along one line."""
     if isinstance(module, nn.Linear):
         inputs, outputs, axes = module.in_features, module.out_features, (1, 0)
     else:
@@ -293,7 +291,7 @@ def _layer(
 
 
 def _widths(layer: LayerTable, graph: ChannelGraph, keep: Tensor) -> tuple[int, int]:
-    """The inputs and outputs that a layer has left."""
+    """How many inputs and outputs are left of a layer."""
     counts = []
     for axis, whole in zip(layer.axes, (layer.inputs[-1], layer.outputs[-1]), strict=True):
         channels = graph.axes.get((layer.name, axis)) if axis is not None else None
@@ -302,7 +300,7 @@ def _widths(layer: LayerTable, graph: ChannelGraph, keep: Tensor) -> tuple[int, 
 
 
 def _place(grid: tuple[int, ...], value: float) -> tuple[int, float]:
-    """Between which two of the grid it lies, and how far; below the first it is on the line through nothing left."""
+    """The grid point below the value, and how far it is from there to the next; extrapolated below the first."""
     index = max(0, min(bisect_right(grid, value) - 1, len(grid) - 2))
     if len(grid) == 1:
         return 0, 0.0

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from secateur.channels.analyze import Ignore, analyze
+from secateur.channels.analyze import analyze
 from secateur.channels.cost import Cost
 from secateur.channels.groups import ChannelGraph, check_graph
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import check_optimizer
 from secateur.channels.table import quantity
-from secateur.errors import InvalidArgument, InvalidModel, InvalidOptimizer, InvalidSetting
+from secateur.errors import InvalidModel, InvalidSetting
 from secateur.pruning.gates import FilterScale, Gates, insert_gates_, merge_gates_
 from secateur.pruning.latency import LatencyTable
 from secateur.pruning.scores import Score, Taylor, checked, make_score
-from secateur.pruning.select import (
-    Budget,
-    Limits,
-    Rank,
+from secateur.pruning.selection import (
+    Target,
     check_reachable,
     filters_per_channel,
     multiples,
@@ -30,6 +28,7 @@ from secateur.pruning.select import (
     removed_by_group,
     select,
 )
+from secateur.pruning.settings import Budget, Limits, Rank
 from secateur.words import counted
 
 
@@ -64,11 +63,11 @@ class Removal:
 class Pruner:
     """Gates on a model that you train yourself. The model is changed in place, and is yours again after `finish`.
 
-    graph: the model's channel graph, if you have it; else it is analysed with the example.
+    graph: the channel graph of the model, if you have it; otherwise the model is analysed with the example.
     score: a name (taylor, fisher, slim, pcnn, l1, l2, fpgm, apoz, random) or a `Score`.
-    rank: by score, or by score per MAC, parameter or microsecond that the channel's removal would save.
-    rank_power: how much that saving counts: the score is divided by this power of it.
-    latency: what layers take, from `measure_latency`; for ranks by microsecond and budgets of latency.
+    rank: by score, or by score per MAC, parameter or microsecond that the removal of the channel saves.
+    rank_power: the score is divided by this power of that saving.
+    latency: the times of the layers, from `measure_latency`; for ranks by microsecond and budgets of latency.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1))
     >>> images = torch.randn(4, 3, 8, 8)
@@ -92,24 +91,20 @@ class Pruner:
         score: str | Score = "taylor",
         rank: Rank = "score",
         rank_power: float = 1.0,
-        min_channels: int = 1,
-        min_ratio: float = 0.1,
-        multiple_of: int = 1,
-        at_least: Mapping[str, float] | None = None,
-        ignore: Ignore = (),
+        limits: Limits | None = None,
         filter_scale: FilterScale = "norm",
         latency: LatencyTable | None = None,
     ) -> None:
         if isinstance(example, ChannelGraph):
-            raise InvalidArgument("the example is a channel graph: pass that by its name, Pruner(model, graph=graph)")
+            raise InvalidSetting("the example is a channel graph", remedy="Pass it by name: Pruner(model, graph=graph)")
         if graph is None:
             if example is None:
                 raise InvalidSetting("a Pruner needs an example input of the model, or its channel graph")
-            graph = analyze(model, example, ignore=ignore)
+            graph = analyze(model, example)
         self.score = make_score(score)
         self.rank: Rank = rank
         self.rank_power = rank_power
-        self.limits = Limits(min_channels, min_ratio, multiple_of, at_least or {})
+        self.limits = limits or Limits()
         self.graph = check_graph(graph)
         self.floors = self.limits.floors(graph)
         self.latency = latency
@@ -121,19 +116,39 @@ class Pruner:
         self.kept = graph.all_kept()
         """Which channels have not been removed."""
         self.agree: Callable[[Tensor], Tensor] = lambda scores: scores
-        """With many processes: makes them take the same decision."""
+        """With several processes: makes them take the same decision."""
         self.held: list[tuple[nn.Parameter, Tensor]] = []
         """Merged parameters with masked channels, and the factors that hold those at zero."""
         self.score.begin(self.gates)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a new Pruner of the same model needs to continue, beside the tensors of the model."""
+        return {
+            "kept": self.kept,
+            "present": self.gates.present.kept,
+            "merged": self.gates.merged,
+            "score": {} if self.gates.merged else self.score.state(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any], optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Bring a new Pruner, its model and the optimizer to the shapes of another one; then load the tensors."""
+        self.kept = state["kept"]
+        self.gates.mask_(self.kept)
+        self.gates.cut_(state["present"], optimizer)
+        if state["merged"]:
+            self.merge_()
+            return
+        self.score.begin(self.gates)
+        for name, value in state["score"].items():
+            self.score.state()[name].copy_(value)
 
     def observe(self) -> None:
         """Note the gradients: once per optimizer step, after `backward` and `scaler.unscale_`, before clipping."""
         self._check_open()
         if all(phi.grad is None for phi in self.gates.phis):
-            raise InvalidSetting(
-                "no gate has a gradient: call observe() after loss.backward(), before zero_grad(), of a loss that is "
-                "computed from the model's output"
-            )
+            remedy = "Call observe() after loss.backward(), before zero_grad(), with a loss computed from the model"
+            raise InvalidSetting("no gate has a gradient", remedy=remedy)
         self.score.observe()
 
     def add_l1_(self, strength: float) -> None:
@@ -169,37 +184,34 @@ class Pruner:
     def prune(
         self,
         fraction: float | None = None,
+        budget: Budget | None = None,
         *,
-        keep_macs: float | None = None,
-        keep_params: float | None = None,
-        keep_filters: float | None = None,
-        keep_latency: float | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         cut: bool = True,
     ) -> Removal:
-        """Remove the channels that score least, and begin a new score.
+        """Remove the channels with the lowest scores, and begin a new score.
 
-        fraction: this share of the filters that remain, at most; without it, as many as the budget needs.
-        keep_macs, keep_params, keep_filters, keep_latency: stop where the network has come down to this share.
-        optimizer: the one that trains the model, so that its state is cut along.
-        cut: cut the tensors now; else the channels are only masked until `cut_`, unless a learnt shift behind the gate
-            could wake them up.
+        fraction: at most this share of the filters that remain; without it, as many as the budget needs.
+        budget: where to stop, such as Budget(macs=0.4).
+        optimizer: the one that trains the model, so that its state is cut too.
+        cut: cut the tensors now; otherwise the channels are only masked until `cut_`, unless a learnt shift behind the
+            gate could make them non-zero again.
         """
         self._check_open()
         if fraction is not None and not 0 < fraction <= 1:
-            raise InvalidSetting(f"fraction is a share of the remaining filters, above 0 and at most 1, got {fraction}")
-        budget = make_budget(keep_macs, keep_params, keep_filters, keep_latency, self.latency)
+            raise InvalidSetting("fraction is out of range", got=fraction, wanted="a share above 0 and at most 1")
         if fraction is None and budget is None:
-            raise InvalidSetting("say how much to prune: a fraction, or a budget such as keep_macs=0.4")
+            raise InvalidSetting("nothing says how much to prune", wanted="a fraction, or a budget as Budget(macs=0.4)")
         if optimizer is not None:
             self._check_optimizer(optimizer)
-        if budget is not None:
-            check_reachable(self.graph, budget, self.floors)
+        target = Target(budget, self.graph, self.latency) if budget is not None else None
+        if target is not None:
+            check_reachable(target, self.floors)
         observed = self.observed
         if isinstance(self.score, Taylor) and not observed:
-            raise InvalidSetting("the score has seen no gradient: call observe() after loss.backward()")
+            raise InvalidSetting("the score has seen no gradient", remedy="Call observe() after loss.backward()")
         if observed and self.skipped == observed:
-            raise InvalidSetting(f"the score has seen {counted(observed, 'gradient')}, and none was finite")
+            raise InvalidSetting("the score has seen no finite gradient", got=counted(observed, "gradient"))
         scores = checked(self.score, self.agree(self.score.end()), self.kept)
         worth = ranked(self.graph, self.kept, scores, self.rank, self.latency, self.rank_power)
         quota = None
@@ -207,13 +219,12 @@ class Pruner:
             gated = filters_per_channel(self.graph)[self.kept & self.gates.removable]
             quota = max(1, round(fraction * int(gated.sum())))
         before, multiple_of = self.kept, self.limits.multiple_of
-        after = select(self.graph, before, worth, self.floors, multiple_of=multiple_of, quota=quota, budget=budget)
+        after = select(self.graph, before, worth, self.floors, multiple_of=multiple_of, quota=quota, target=target)
         removed = removed_by_group(self.graph, before, after)
         loose = [name for name in removed if self.gates.loose(self.graph.group(name))]
         if loose and not cut and optimizer is None:
-            raise InvalidSetting(
-                f"what follows the gates of {loose[0]!r} could wake its channels up: pass the optimizer"
-            )
+            what = f"a learnt shift behind the gates of {loose[0]!r} could make removed channels non-zero"
+            raise InvalidSetting(what, remedy="Pass the optimizer, so that they can be cut")
         self.kept = after
         self.gates.mask_(after)
         if cut or loose:
@@ -224,7 +235,7 @@ class Pruner:
             removed=removed,
             filters=int(filters_per_channel(self.graph)[gone].sum()),
             cost=self.cost,
-            met=budget is None or budget.met(self.graph, self.kept),
+            met=target is None or target.met(self.kept),
             scores=_deciles(worth[before & self.gates.removable]),
             threshold=float(worth[gone].max()) if bool(gone.any()) else 0.0,
         )
@@ -272,14 +283,14 @@ class Pruner:
             self.cut_()
             self.merge_()
         if any(bool(parameter.masked_select(factor == 0).any()) for parameter, factor in self.held):
-            raise InvalidModel("training has woken channels that were removed: call hold_() before every step")
+            raise InvalidModel("training has changed removed channels", remedy="Call hold_() before every step")
         self.held = []
         self.cut_()
         return self.model
 
     def _check_open(self) -> None:
         if self.gates.merged:
-            raise InvalidSetting("this Pruner has merged its gates: make a new one of the model to prune it further")
+            raise InvalidSetting("this Pruner has merged its gates", remedy="Make a new Pruner to prune further")
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         check_optimizer(optimizer, dict(self.model.named_parameters()))
@@ -287,27 +298,8 @@ class Pruner:
         names = {id(p): name for name, p in self.model.named_parameters()}
         missing = [names[id(phi)] for phi in self.gates.trainable if id(phi) not in held]
         if missing:
-            raise InvalidOptimizer(
-                f"the optimizer lacks {counted(len(missing), 'gate')}, {missing[0]!r} first: make it from "
-                "model.parameters() after the Pruner, not before"
-            )
-
-
-def make_budget(
-    keep_macs: float | None,
-    keep_params: float | None,
-    keep_filters: float | None,
-    keep_latency: float | None,
-    table: LatencyTable | None,
-) -> Budget | None:
-    """The one budget among these; None without any."""
-    given = {"macs": keep_macs, "params": keep_params, "filters": keep_filters, "latency": keep_latency}
-    chosen = [
-        Budget(kind, share, table if kind == "latency" else None) for kind, share in given.items() if share is not None
-    ]
-    if len(chosen) > 1:
-        raise InvalidSetting(f"one budget at a time: got {' and '.join(f'keep_{b.kind}' for b in chosen)}")
-    return chosen[0] if chosen else None
+            what = f"the optimizer lacks {counted(len(missing), 'gate')}, {missing[0]!r} first"
+            raise InvalidSetting(what, remedy="Make it from model.parameters() after the Pruner, not before")
 
 
 def _deciles(values: Tensor) -> list[float]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from secateur.channels.analyze import analyze
 from secateur.channels.verify import Verification, verify
-from secateur.data.arrays import Arrays
 from secateur.data.digits import digits
 from secateur.models.lookup import find_model
 from secateur.randomness import seeded
@@ -21,13 +21,12 @@ from secateur.results.bench import latency
 from secateur.results.report import write_report
 from secateur.results.summary import device_name
 from secateur.runs.events import Result
+from secateur.runs.prune import prune, train
 from secateur.runs.settings import TickTock
-from secateur.training.loop import Trainer, Work
-from secateur.training.optimizers import make_optimizer
-from secateur.training.schedules import triangle
+from secateur.training.settings import Training
 from secateur.training.task import Task, classification
 
-BASELINE_EPOCHS = 15
+BASELINE = Training.of(epochs=15, lr=0.2, lr_low=0.01, nesterov=True, weight_decay=5e-4)
 NETWORK: dict[str, Any] = {"name": "resnet14", "options": {"in_channels": 1}}
 SETTINGS = find_recipe("digits").pruning
 """The paper's schedule, shortened for a dataset of 1,438 images."""
@@ -70,12 +69,12 @@ class Demo:
 
 def run_demo(folder: Path, settings: TickTock, say: Callable[[str], None]) -> Demo:
     """Train, prune, verify, time and save; `say` is told what is going on."""
-    train, test = digits()
-    task = classification(train, test)
-    model = train_baseline(task, train, settings.seed, say)
+    training, test = digits()
+    task = classification(training, test)
+    model = train_baseline(task, settings.seed, say)
     example = test.images[:64]
     graph = analyze(model, example[:1])
-    result = settings(model, graph, task, progress=lambda event: say(str(event)))
+    result = prune(model, example[:1], task, settings=settings, graph=graph, progress=lambda event: say(str(event)))
     verification = verify(model, result.plan, example)
     seconds = latency({"before": model, "after": result.model}, example)
     timed = {**seconds, "batch": len(example), "device": device_name(example.device)}
@@ -84,17 +83,9 @@ def run_demo(folder: Path, settings: TickTock, say: Callable[[str], None]) -> De
     return Demo(result, verification, seconds, page)
 
 
-def train_baseline(task: Task, train: Arrays, seed: int, say: Callable[[str], None]) -> nn.Module:
-    """A ResNet-14 for 8x8 images, trained until it is as good as it gets."""
+def train_baseline(task: Task, seed: int, say: Callable[[str], None]) -> nn.Module:
+    """A ResNet-14 for 8x8 images."""
     with seeded(seed):
         model = find_model(NETWORK["name"], **NETWORK["options"])
-    optimizer = make_optimizer("sgd", list(model.parameters()), momentum=0.9, nesterov=True, weight_decay=5e-4)
-    trainer = Trainer(model)
-    steps = BASELINE_EPOCHS * len(train)
-    for epoch in range(BASELINE_EPOCHS):
-        before = epoch * len(train)
-        work = Work("baseline", task.loss, optimizer, rate=lambda s, b=before: triangle(b + s, steps, 0.01, 0.2))
-        with seeded(seed, epoch):
-            trainer.epoch(train, work)
-        say(f"training the baseline, epoch {epoch + 1:2} of {BASELINE_EPOCHS}: {task.metrics(model)['accuracy']:.2f}%")
-    return model
+    settings = BASELINE.but(seed=seed)
+    return train(model, torch.zeros(1, 1, 8, 8), task, settings=settings, progress=lambda event: say(str(event))).model

@@ -13,7 +13,7 @@ from torch import nn
 
 from secateur.data.arrays import Arrays
 from secateur.data.catalog import Dataset, find_dataset
-from secateur.errors import InvalidModel, InvalidSetting, InvalidTask, SecateurError, UnknownName
+from secateur.errors import InvalidData, InvalidModel, InvalidSetting, SecateurError
 from secateur.models.lookup import find_builder, find_callable, find_model
 from secateur.nested import map_tensors
 from secateur.randomness import seeded
@@ -21,17 +21,17 @@ from secateur.recipes.experiments import EXPERIMENTS
 from secateur.recipes.paper import find_recipe, is_recipe
 from secateur.recipes.recipe import Recipe
 from secateur.runs.settings import TickTock
-from secateur.training.kinds import check_kinds
+from secateur.settings import check_types
 from secateur.training.task import Task, classification, segmentation
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be pruned, and on what.
+    """A network to prune or train, an example of its input, and the task.
 
     network: how to build the model again: {"name": ..., "options": {...}} as `find_model` takes them; None where the
         user's own code has built it.
-    maps: test images with a label for every pixel, to be shown beside what both networks make of them.
+    maps: test images with a label for every pixel, for pictures of what the networks predict.
     """
 
     model: nn.Module
@@ -42,10 +42,11 @@ class Job:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
-            raise InvalidModel(f"the model of a Job is an nn.Module, got {type(self.model).__name__}")
+            raise InvalidModel("the model of a Job is wrong", got=type(self.model).__name__, wanted="an nn.Module")
         if not isinstance(self.task, Task):
             kind = type(self.task).__name__
-            raise InvalidTask(f"the task of a Job is made by secateur.classification, segmentation or Task, got {kind}")
+            wanted = "what secateur.classification, segmentation or Task makes"
+            raise InvalidData("the task of a Job is wrong", got=kind, wanted=wanted)
 
     def to(self, device: torch.device) -> Job:
         moved = map_tensors(self.example, lambda tensor: tensor.to(device))
@@ -56,19 +57,25 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a run works on. With its settings and the files it names, all that is needed to do it again."""
+    """What a run works on: with the settings, all that is needed to do it again."""
 
     recipe: str
     """A recipe, NETWORK@DATASET, or package.module:callable."""
 
     data: str | None = None
-    """The dataset's folder."""
+    """Folder of the dataset."""
 
     batch_size: int | None = None
     """Instead of the recipe's."""
 
     erase: int | None = None
     """Instead of the recipe's."""
+
+    ignore: tuple[str, ...] = ()
+    """Modules whose channels stay, as `analyze` takes them."""
+
+    inexact: bool = False
+    """Also prune channels for which removing is not the same as zeroing, as `analyze` takes it."""
 
     width: float = 1.0
     """Times the channels of every layer, for networks that take `width`."""
@@ -77,34 +84,37 @@ class Order:
     """What the network starts from: a run, a result, or a file with a state dict."""
 
     fresh: bool = False
-    """Only the shape of what it starts from is taken; the weights are random."""
+    """Take only the shape of what it starts from; the weights are random."""
 
     hold_out: int = 0
     """Train without this many of the training images, and test on them instead of the test images."""
 
     epochs_scale: float = 1.0
-    """Times the epochs of a baseline that has to be trained first."""
-
-    again: int = 0
-    """Epochs for which the whole network is trained once more before it is pruned."""
+    """Multiplies the epochs of a baseline that has to be trained first."""
 
     def __post_init__(self) -> None:
-        check_kinds(self)
+        check_types(self)
+        object.__setattr__(self, "ignore", tuple(self.ignore))
         if not self.width > 0:
-            raise InvalidSetting(f"width must be above 0, got {self.width}")
-        if self.again < 0:
-            raise InvalidSetting(f"again must not be negative, got {self.again}")
+            raise InvalidSetting("width is out of range", got=self.width, wanted="a number above 0")
         if self.recipe in EXPERIMENTS:
-            raise UnknownName(f"{self.recipe} is an experiment of several runs: secateur reproduce {self.recipe}")
+            remedy = f"Reproduce it: secateur reproduce {self.recipe}"
+            raise InvalidSetting(f"{self.recipe} is an experiment of several runs, not a recipe", remedy=remedy)
         if not self.is_own:
             find_recipe(self.recipe)
             return
         unused = [name for name in ("data", "batch_size", "hold_out", "erase") if getattr(self, name)]
         if unused:
-            raise InvalidSetting(f"{self.recipe} brings its own data: {' and '.join(unused)} would have no effect")
+            what = f"{self.recipe} has data of its own, so that these have no effect"
+            raise InvalidSetting(what, got=" and ".join(unused))
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "ignore": list(self.ignore)}
+
+    def compared(self) -> dict[str, Any]:
+        """What must be the same when a run is resumed; data and weights may have moved."""
+        moved = ("data", "weights", "epochs_scale")
+        return {name: value for name, value in self.to_dict().items() if name not in moved}
 
     @property
     def is_own(self) -> bool:
@@ -119,13 +129,13 @@ def build(order: Order, seed: int, device: torch.device) -> Job:
             return _build_own(order).to(device)
     recipe = find_recipe(order.recipe)
     dataset = find_dataset(recipe.data)
-    find_builder(recipe.network)  # a wrong name is told before data are read, or missed
+    find_builder(recipe.network)  # a wrong name is reported before data are read
     train, test = dataset.load(order.data, recipe.batch_size if order.batch_size is None else order.batch_size)
     erase = recipe.erase if order.erase is None else order.erase
     if order.hold_out or erase:
         if not isinstance(train, Arrays):
             name = "hold_out" if order.hold_out else "erase"
-            raise InvalidSetting(f"{name} is for datasets that are kept in memory, and {dataset.summary} is not")
+            raise InvalidSetting(f"{name} needs a dataset that is kept in memory", got=dataset.summary)
         if order.hold_out:
             train, test = train.hold_out(order.hold_out)
         train = replace(train, erase=erase)
@@ -144,21 +154,22 @@ def build(order: Order, seed: int, device: torch.device) -> Job:
 
 
 def network_options(recipe: Recipe, dataset: Dataset, num_classes: int, width: float) -> dict[str, Any]:
-    """What the network is built with; networks of others have colours, and need not take `in_channels`."""
+    """What the network is built with. Networks of other packages take colour images and need no `in_channels`."""
     options = {**recipe.options, "num_classes": num_classes}
     channels = (recipe.input_size or dataset.input_size)[0]
     return options | ({"in_channels": channels} if channels != 3 else {}) | ({"width": width} if width != 1 else {})
 
 
 def own_settings(name: str) -> TickTock | None:
-    """The `settings` of package.module:callable, if it has any; what cannot be found is told of by `build`."""
+    """The `settings` of package.module:callable, if it has any; `build` reports a name that does not exist."""
     module, _, attribute = name.partition(":")
     settings = None
     with suppress(SecateurError):
         settings = getattr(find_callable(module, attribute), "settings", None)
     if settings is not None and not (isinstance(settings, TickTock) and isinstance(settings.score, str)):
         got = repr(getattr(settings, "score", settings))
-        raise InvalidSetting(f"{name}.settings must be a secateur.TickTock, with its score by name; got {got}")
+        wanted = "a secateur.TickTock with the name of a score"
+        raise InvalidSetting(f"{name}.settings is wrong", got=got, wanted=wanted)
     return settings
 
 
@@ -177,10 +188,10 @@ def _build_own(order: Order) -> Job:
     try:
         inspect.signature(make).bind(**options)
     except TypeError as error:
-        raise InvalidModel(f"{order.recipe} cannot be called with {options or 'nothing'}: {error}") from error
+        raise InvalidModel(f"{order.recipe} cannot be called with {options or 'no arguments'}: {error}") from error
     job = make(**options)
     if not isinstance(job, Job):
-        raise InvalidModel(f"{order.recipe} must return a secateur.Job, got {type(job).__name__}")
+        raise InvalidModel(f"{order.recipe} returns the wrong type", got=type(job).__name__, wanted="a secateur.Job")
     return job
 
 

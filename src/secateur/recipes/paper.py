@@ -7,12 +7,11 @@ several runs each, are in `experiments`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from inspect import getdoc
 
 from secateur.data.catalog import find_dataset
 from secateur.errors import unknown_name
-from secateur.recipes.recipe import Recipe, Training
+from secateur.recipes.recipe import Recipe, from_scratch
 from secateur.runs.settings import TickTock
 
 RECIPES: dict[str, Callable[[], Recipe]] = {}
@@ -50,15 +49,15 @@ def summary_of(name: str) -> str:
 @recipe
 def digits() -> Recipe:
     """ResNet-14 on handwritten digits: a minute on two cores, nothing to download."""
-    pruning = TickTock(
+    pruning = TickTock.of(
         keep_macs=0.4,
         tick_removes=0.04,
         tock_epochs=3,
-        tock_lr=(1e-3, 2e-2),
+        tock_lr=2e-2,
         finetune_epochs=15,
-        finetune_lr=(1e-3, 5e-2),
+        finetune_lr=5e-2,
     )
-    training = Training(epochs=15, milestones=(0.6, 0.85), weight_decay=5e-4)
+    training = from_scratch().but(epochs=15, milestones=(0.6, 0.85), weight_decay=5e-4)
     return Recipe(
         network="resnet14",
         data="digits",
@@ -71,7 +70,7 @@ def digits() -> Recipe:
 @recipe
 def resnet56_cifar10() -> Recipe:
     """ResNet-56 on CIFAR-10 with the paper's settings (Table 1)."""
-    return Recipe(network="resnet56", data="cifar10", pruning=TickTock(keep_macs=0.4, tick_removes=0.002))
+    return Recipe(network="resnet56", data="cifar10", pruning=TickTock.of(keep_macs=0.4, tick_removes=0.002))
 
 
 @recipe
@@ -82,7 +81,7 @@ def resnet56_cifar10_authors() -> Recipe:
     their learning rates goes as far in an epoch.
     """
     recipe = authors(resnet56_cifar10())
-    return recipe.but(pruning=recipe.pruning.but(finetune_epochs=50, finetune_lr=(2e-4, 2e-3)))
+    return recipe.but(pruning=recipe.pruning.but(finetune_epochs=50, finetune_lr=2e-3, finetune_lr_low=2e-4))
 
 
 @recipe
@@ -94,13 +93,13 @@ def resnet56_cifar10_ours() -> Recipe:
 @recipe
 def vgg16m_cifar10() -> Recipe:
     """VGG-16-M on CIFAR-10 with the paper's settings."""
-    return Recipe(network="vgg16_m", data="cifar10", pruning=TickTock(keep_macs=0.4))
+    return Recipe(network="vgg16_m", data="cifar10", pruning=TickTock.of(keep_macs=0.4))
 
 
 @recipe
 def vgg16m_cifar100() -> Recipe:
     """VGG-16-M on CIFAR-100 with the paper's settings (Table 3, no layer below 9 channels)."""
-    pruning = TickTock(keep_macs=0.4, min_channels=9, min_ratio=0.0)
+    pruning = TickTock.of(keep_macs=0.4, min_channels=9, min_ratio=0.0)
     return Recipe(network="vgg16_m", data="cifar100", pruning=pruning)
 
 
@@ -122,14 +121,15 @@ def resnet50_imagenet() -> Recipe:
     return Recipe(
         network="torchvision:resnet50",
         data="imagenet",
-        training=Training(epochs=90, milestones=(1 / 3, 2 / 3)),
-        pruning=TickTock(
+        training=from_scratch().but(epochs=90, milestones=(1 / 3, 2 / 3)),
+        pruning=TickTock.of(
             keep_macs=0.6,
             tick_removes=0.002,
             tick_per_class=100,
             finetune_epochs=60,
             finetune_shape="steps",
-            finetune_lr=(0.0, 0.01),
+            finetune_lr=0.01,
+            finetune_lr_low=0.0,
         ),
         batch_size=256,
         top5=True,
@@ -143,8 +143,8 @@ def vgg16m_cub200() -> Recipe:
         network="vgg16_m",
         data="cub200",
         input_size=(3, 224, 224),
-        training=Training(epochs=90, lr=3e-3, milestones=(1 / 3, 2 / 3), divide=3.0),
-        pruning=TickTock(keep_macs=0.4),
+        training=from_scratch().but(epochs=90, lr=3e-3, milestones=(1 / 3, 2 / 3), divide=3.0),
+        pruning=TickTock.of(keep_macs=0.4),
         batch_size=64,
     )
 
@@ -160,13 +160,15 @@ def fcn32s_voc() -> Recipe:
     return Recipe(
         network="fcn32s",
         data="voc2011_sbd",
-        training=Training(epochs=11, lr=1e-10, milestones=(), momentum=0.99, weight_decay=5e-4),
-        pruning=TickTock(
+        training=from_scratch().but(epochs=11, lr=1e-10, milestones=(), momentum=0.99, weight_decay=5e-4),
+        pruning=TickTock.of(
             keep_macs=0.73,
             tick_lr=1e-10,
-            tock_lr=(1e-11, 1e-10),
+            tock_lr=1e-10,
+            tock_lr_low=1e-11,
             finetune_epochs=10,
-            finetune_lr=(1e-10, 1e-10),
+            finetune_lr=1e-10,
+            finetune_lr_low=1e-10,
             finetune_shape="constant",
             filter_scale="mean",
             momentum=0.99,
@@ -180,7 +182,7 @@ def fcn32s_voc() -> Recipe:
 def authors(recipe: Recipe) -> Recipe:
     """With the settings that the paper's authors ran where those differ from the paper."""
     pruning = recipe.pruning.but(weight_decay=5e-4, tick_shifts=True, tock_first=True)
-    return recipe.but(pruning=pruning, training=replace(recipe.training, weight_decay=5e-4))
+    return recipe.but(pruning=pruning, training=recipe.training.but(weight_decay=5e-4))
 
 
 def ours(recipe: Recipe) -> Recipe:
@@ -191,12 +193,15 @@ def ours(recipe: Recipe) -> Recipe:
         rank="score_per_mac",
         rank_power=0.25,
         tock_first=True,
-        tock_lr=(2e-3, 2e-2),
+        tock_lr=2e-2,
+        tock_lr_low=2e-3,
         weight_decay=5e-4,
         distill=0.9,
         finetune_epochs=200,
         finetune_shape="warmup",
-        finetune_lr=(0.0, 0.2),
+        finetune_lr=0.2,
+        finetune_lr_low=0.0,
+        retrain_epochs=80,
     )
-    training = replace(recipe.training, lr=0.2, weight_decay=5e-4)
-    return recipe.but(pruning=pruning, training=training, again=80, batch_size=256, erase=8)
+    training = recipe.training.but(lr=0.2, weight_decay=5e-4)
+    return recipe.but(pruning=pruning, training=training, batch_size=256, erase=8)

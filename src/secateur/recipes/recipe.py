@@ -1,60 +1,24 @@
-"""What a recipe is: a network, its data, how it is trained, and how it is pruned. Plain settings, without torch."""
+"""What a recipe is: a network, its data, how it is trained, and how it is pruned. No torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from secateur.errors import InvalidSetting
+from secateur.pruning.settings import Budget
 from secateur.runs.settings import TickTock
+from secateur.training.settings import Schedule, Training
 
 LARGEST_TICK = 0.3
-"""The share of filters that a Tick of a rehearsal removes at most."""
+"""The largest share of filters that a Tick of a shortened run removes."""
+
+AnySettings = TypeVar("AnySettings", TickTock, Training)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """How a network is trained from the start: SGD, with a learning rate that falls in steps."""
-
-    epochs: int = 160
-    """Epochs."""
-
-    lr: float = 0.1
-    """Learning rate at the start."""
-
-    milestones: tuple[float, ...] = (0.5, 0.75)
-    """Where it is divided, as shares of the epochs."""
-
-    divide: float = 10.0
-    """By how much."""
-
-    momentum: float = 0.9
-    """Momentum."""
-
-    weight_decay: float = 1e-4
-    """Weight decay."""
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise InvalidSetting(f"epochs must be 1 or more, got {self.epochs}")
-
-    def settings(self, seed: int) -> TickTock:
-        """The same as a run that removes nothing, and so is fine-tuning from its first step on."""
-        return TickTock(
-            keep_macs=1.0,
-            finetune_epochs=self.epochs,
-            finetune_shape="steps",
-            finetune_lr=(0.0, self.lr),
-            milestones=self.milestones,
-            milestone_divides=self.divide,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            seed=seed,
-        )
-
-    def scaled(self, scale: float) -> Training:
-        """So many times the epochs, one at least."""
-        return replace(self, epochs=stretched(self.epochs, scale))
+def from_scratch() -> Training:
+    """How the paper trains its CIFAR baselines: SGD, with a learning rate that is divided twice."""
+    return Training(schedule=Schedule(epochs=160, lr=0.1, lr_low=0.0, shape="steps", milestones=(0.5, 0.75)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,47 +30,47 @@ class Recipe:
     data: str
     """By name, as `find_dataset` takes it."""
     options: dict[str, Any] = field(default_factory=dict)
-    """For whatever builds the network."""
+    """For the function that builds the network."""
     input_size: tuple[int, int, int] | None = None
-    """Of the example that MACs are counted for; otherwise what the dataset says."""
-    training: Training = field(default_factory=Training)
-    again: int = 0
-    """Epochs for which the whole network is trained once more, on the labels, before it is pruned."""
-    pruning: TickTock = field(default_factory=lambda: TickTock(keep_macs=0.5))
+    """Of the example that MACs are counted for; otherwise that of the dataset."""
+    training: Training = field(default_factory=from_scratch)
+    pruning: TickTock = field(default_factory=lambda: TickTock(budget=Budget(macs=0.5)))
     batch_size: int = 128
     erase: int = 0
-    """Side of a square, anywhere in every training image, that is made the mean colour."""
+    """Side of a square that is erased in every training image."""
     top5: bool = False
-    """Whether accuracy among the best five classes is reported too."""
+    """Report the accuracy among the five best classes too."""
     summed: bool = False
-    """Whether the loss is the sum over an image's pixels."""
+    """The loss is the sum over the pixels of an image, instead of their mean."""
 
     def but(self, **values: Any) -> Recipe:
         return replace(self, **values)
 
 
-def scaled(settings: TickTock, scale: float) -> TickTock:
-    """A run about so many times as long: in its epochs, and in the number of its Ticks; Tocks come as often as before.
+def scaled(settings: AnySettings, scale: float) -> AnySettings:
+    """Settings of a run about `scale` times as long, in epochs and in Ticks; Tocks come as often as before.
 
-    >>> rehearsal = scaled(TickTock(keep_macs=0.4, tick_removes=0.002), 0.01)
-    >>> rehearsal.tick_removes, rehearsal.ticks_per_tock, rehearsal.tock_epochs, rehearsal.finetune_epochs
+    >>> short = scaled(TickTock.of(keep_macs=0.4, tick_removes=0.002), 0.01)
+    >>> short.ticks.removes, short.tocks.every, short.tocks.epochs, short.finetune.epochs
     (0.2, 1, 1, 1)
     """
+    if not scale > 0:
+        raise InvalidSetting("epochs_scale is out of range", got=scale, wanted="a number above 0")
     if scale == 1:
         return settings
-    epochs = stretched(settings.tock_epochs, scale)
-    once = settings.tick_removes == 1
-    removes = 1.0 if once else min(max(LARGEST_TICK, settings.tick_removes), settings.tick_removes / scale)
+    if isinstance(settings, Training):
+        return settings.but(epochs=_times(settings.schedule.epochs, scale))
+    before = settings.ticks.removes
+    removes = 1.0 if before == 1 else min(max(LARGEST_TICK, before), before / scale)
     return settings.but(
         tick_removes=removes,
-        ticks_per_tock=stretched(settings.ticks_per_tock, settings.tick_removes / removes),
-        tock_epochs=epochs,
-        finetune_epochs=stretched(settings.finetune_epochs, scale),
+        tock_every=_times(settings.tocks.every, before / removes),
+        tock_epochs=_times(settings.tocks.epochs, scale),
+        finetune_epochs=_times(settings.finetune.epochs, scale),
+        retrain_epochs=_times(settings.retrain_epochs, scale),
     )
 
 
-def stretched(number: int, scale: float) -> int:
-    """So many times the epochs or Ticks: one at least, but none of none."""
-    if not scale > 0:
-        raise InvalidSetting(f"epochs_scale must be above 0, got {scale}")
+def _times(number: int, scale: float) -> int:
+    """So many times the epochs or Ticks: at least one, but none of none."""
     return max(1, round(number * scale)) if number > 0 else number

@@ -20,16 +20,18 @@ from secateur.training.engine import Engine
 from secateur.training.loop import PRECISIONS
 
 TABLE = "latency.json"
-"""Beside the run: what its layers take."""
+"""In the folder of a run: the times of its layers."""
 MISSED = 1.1
-"""Times the budget: from where on it counts as missed."""
+"""Times the budget: above this it counts as missed."""
 
 
-def latency_table(job: Job, settings: TickTock, engine: Engine, out: Path, say: Callable[[str], None]) -> LatencyTable:
-    """What layers take on this device: measured when the run begins, and kept in its folder."""
+def latency_table(
+    job: Job, settings: TickTock, engine: Engine, out: Path, say: Callable[[str], object]
+) -> LatencyTable:
+    """The times of the layers on this device: measured when the run begins, and kept in its folder."""
     world, path = World.current(), out / TABLE
     if world.leads and not path.is_file():
-        say("measuring what the layers take on this device")
+        say("measuring the layers on this device")
         table = measure_latency(job.model, **_to_time(job, settings, engine))
         write_atomic(path, json.dumps(table.to_dict()))
     world.wait()
@@ -37,23 +39,23 @@ def latency_table(job: Job, settings: TickTock, engine: Engine, out: Path, say: 
 
 
 def _to_time(job: Job, settings: TickTock, engine: Engine) -> dict[str, Any]:
-    """On what, and how, a network is timed for a budget of latency."""
+    """How a network is timed for a budget of latency."""
     example = Example.of(job.example).batch(settings.latency_batch)
     precision = PRECISIONS.get(engine.precision, torch.float32)
     return {"example": example, "precision": precision, "channels_last": engine.channels_last}
 
 
 def time_left(
-    job: Job, whole: nn.Module, cut: nn.Module, settings: TickTock, engine: Engine, say: Callable[[str], None]
+    job: Job, whole: nn.Module, cut: nn.Module, settings: TickTock, engine: Engine, say: Callable[[str], object]
 ) -> float:
-    """The share of the whole network's time that the cut one takes, which the table of layers has only foretold."""
+    """The share of the whole network's time that the pruned one takes; the table of layers is only an estimate."""
     before, after = (time_whole(model, **_to_time(job, settings, engine)) for model in (whole, cut))
-    budget, left = settings.keep_latency or 1.0, after / before
-    say(f"the network takes {left:.0%} of the time that it took")
+    budget, left = settings.budget.share, after / before
+    say(f"the pruned network takes {left:.0%} of the time of the whole one")
     if left > MISSED * budget:
         say(
-            f"note: that is more than the {budget:.0%} which its layers take one by one. At this size they hardly get "
-            "faster when they get narrower, or what lies between them counts: try a larger latency_batch, "
-            "multiple_of=8, or a budget of MACs"
+            f"note: that is more than the budget of {budget:.0%}. Layers of this size hardly get faster when they get "
+            "narrower, or the operators between them count: try a larger latency_batch, multiple_of=8, or a budget of "
+            "MACs"
         )
     return left

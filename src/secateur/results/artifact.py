@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from secateur.channels.cuts import Cuts
 from secateur.channels.guard import check_extra_state
 from secateur.channels.shrink import tensors_of
 from secateur.files import to_json, write_atomic, write_tensors
@@ -24,7 +23,7 @@ def save(result: Result, path: str | Path, **about: Any) -> Path:
     folder = Path(path)
     check_extra_state(result.model)
     history = "".join(to_json(event.to_dict()) + "\n" for event in result.history)
-    plan = {**result.plan.to_dict(), "cuts": Cuts.of(result.plan).to_dict(), "network": about.get("network")}
+    plan = {**result.plan.to_dict(), "network": about.get("network")}
     (folder / "summary.json").unlink(missing_ok=True)
     write_tensors(folder / "model.safetensors", tensors_of(result.model))
     write_atomic(folder / "history.jsonl", history)

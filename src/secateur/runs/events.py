@@ -1,4 +1,4 @@
-"""What a run reports on its way, and what it gives in the end."""
+"""What a run reports, and what it gives in the end."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from secateur.words import counted
 
 if TYPE_CHECKING:
     from secateur.runs.settings import TickTock
+    from secateur.training.settings import Training
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something has been done; this is how the network stands."""
+    """Something was done, and this is the network after it."""
 
     macs: int
     share: float
-    """Of the whole network's MACs."""
+    """Of the MACs of the whole network."""
     params: int
     filters: int
     metrics: dict[str, float]
     """Of the task; empty where they were not computed."""
     seconds: float
     """How long it took, evaluation included."""
+    left: dict[str, float] = field(default_factory=dict)
+    """The share that is left of what the budget counts, by its unit, where that is not MACs."""
 
     @property
     def name(self) -> str:
-        """Which one, in words."""
-        words = {"number": "", "epoch": "epoch "}
-        numbers = [f"{words[key]}{vars(self)[key]}" for key in words if key in vars(self)]
-        return " ".join([type(self).__name__, ", ".join(numbers)]).strip()
+        """Which event this is, as "Tock 2, epoch 3"."""
+        return type(self).__name__
 
     def __str__(self) -> str:
-        numbers = [f"{name} {value:.4g}" for name, value in self.metrics.items()]
-        return "  ".join([f"{self.name:<18} {self.share:6.1%} of the MACs", *numbers, f"{self.seconds:.1f} s"])
+        left = [f"{self.share:6.1%} of the MACs", *(f"{share:.1%} of the {unit}" for unit, share in self.left.items())]
+        metrics = [f"{name} {value:.4g}" for name, value in self.metrics.items()]
+        return "  ".join([f"{self.name:<18} {', '.join(left)}", *metrics, f"{self.seconds:.1f} s"])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -48,7 +50,10 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Start(Event):
-    """The network as it was given."""
+    """The network before it is pruned."""
+
+    original: dict[str, float] = field(default_factory=dict)
+    """The metrics of the whole network, where the run starts from one that is already pruned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,59 +71,82 @@ class Tick(Event):
     threshold: float = 0.0
     """The largest of those that were removed."""
 
+    @property
+    def name(self) -> str:
+        return f"Tick {self.number}"
+
 
 @dataclass(frozen=True, kw_only=True)
-class Tock(Event):
+class Epoch(Event):
+    """An epoch of training."""
+
+    epoch: int
+    epochs: int
+    loss: float
+
+    @property
+    def name(self) -> str:
+        return f"{type(self).__name__} epoch {self.epoch}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Epoch):
+    """An epoch of training that removes nothing: of the baseline, of the whole network, or of a pruned one."""
+
+    phase: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.phase.capitalize()} epoch {self.epoch}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tock(Epoch):
     """An epoch of training with the L1 term on the gates."""
 
     number: int
-    epoch: int
-    epochs: int
-    loss: float
+
+    @property
+    def name(self) -> str:
+        return f"Tock {self.number}, epoch {self.epoch}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTune(Event):
-    """An epoch of plain training of the pruned network."""
-
-    epoch: int
-    epochs: int
-    loss: float
+class FineTune(Epoch):
+    """An epoch of training the pruned network."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished(Event):
-    """The end."""
+    """The end of the run."""
 
     result: Result
 
     def to_dict(self) -> dict[str, Any]:
-        data = {**vars(self)}
-        del data["result"]
-        return {"event": "Finished", **data}
+        values = super().to_dict()
+        del values["result"]
+        return values
 
 
 def from_dict(data: dict[str, Any]) -> Event:
-    """The event that `to_dict` has told of."""
-    kinds = {kind.__name__: kind for kind in (Start, Tick, Tock, FineTune)}
+    """The event that `to_dict` has described."""
+    kinds = {kind.__name__: kind for kind in (Start, Train, Tick, Tock, FineTune)}
     values = numbers(data)
     return kinds[values.pop("event")](**values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A pruned network and how it came about."""
+    """A network that was pruned, or trained, and how."""
 
     model: nn.Module
-    """Of the class that was given, smaller, with nothing of ours in it."""
+    """Of the class that was given, with smaller tensors and nothing of ours in it."""
     plan: Plan
-    """What was kept of the original network."""
-    settings: TickTock
+    """What was kept of the whole network."""
+    settings: TickTock | Training
     history: tuple[Event, ...]
     final: dict[str, float] = field(default_factory=dict)
     """The metrics at the end, in single precision."""
-    original: dict[str, float] | None = None
-    """The metrics of the original network, where the run began with one that was cut already."""
 
     @property
     def before(self) -> Cost:
@@ -130,10 +158,9 @@ class Result:
 
     @property
     def metrics_before(self) -> dict[str, float]:
-        """Of the original network."""
-        if self.original is not None:
-            return numbers(self.original)
-        return self.history[0].metrics if self.history else {}
+        """Of the whole network, before it was pruned or trained further."""
+        start = next((event for event in self.history if isinstance(event, Start)), None)
+        return (start.original or start.metrics) if start is not None else {}
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -1,132 +1,140 @@
-"""One run of Tick-Tock, from the network as given to the network pruned and fine-tuned."""
+"""A run: phases one after another on one network, in a folder or not, to be stopped and resumed at any step."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from secateur.channels.groups import ChannelGraph
 from secateur.channels.guard import are_finite
+from secateur.channels.plan import Plan
 from secateur.channels.shapes import channels_last
-from secateur.channels.shrink import copy_model
-from secateur.channels.verify import confirm
-from secateur.errors import Diverged, Interrupted, NonFiniteLoss
-from secateur.pruning.folded import Folded
-from secateur.pruning.latency import LatencyTable
-from secateur.pruning.pruner import Pruner, make_budget
-from secateur.pruning.scores import Random
-from secateur.pruning.select import check_reachable
+from secateur.channels.shrink import copy_model, tensors_of
+from secateur.errors import Diverged, Interrupted
+from secateur.pruning.pruner import Pruner
+from secateur.pruning.selection import filters_per_channel
 from secateur.randomness import mix, seeded
-from secateur.runs.events import Event, FineTune, Finished, Result, Start, Tick, Tock
-from secateur.runs.record import Cursor, Record
+from secateur.runs.events import Event, Finished, Result
+from secateur.runs.phases import Phase, only_train_
+from secateur.runs.record import Record
 from secateur.runs.settings import TickTock
-from secateur.runs.trained import in_tick, in_tock, only_train_, optimizer_for
-from secateur.training.batches import count, device_of, draw, reseed
+from secateur.runs.ticktock import PruningPhase
+from secateur.training.batches import count, draw, reseed
 from secateur.training.distill import distilled, scores_of
 from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_
-from secateur.training.ema import Ema
 from secateur.training.engine import Engine
-from secateur.training.loop import LOOK_EVERY, Position, Trainer, Work
-from secateur.training.schedules import SHAPES
+from secateur.training.loop import LOOK_EVERY, NonFiniteLoss, Position, Trainer, Work
+from secateur.training.settings import Learning, Training
 from secateur.training.shards import shard
-from secateur.training.task import Task, check_task
-
-ALIGNED = 8
-"""On a GPU tensors are cut to widths that are multiples of this; odd widths are slower than masks."""
-WORTH_CUTTING = 0.85
-"""And only when so much is left of the MACs since the last cut: new shapes have to be tuned and captured again."""
+from secateur.training.task import Loss, Task, check_task
 
 Some = TypeVar("Some", bound=Event)
+Progress = Callable[[Any], object]
+"""Called with every event, and with lines of text in between; `print` will do."""
 
 
 class Run:
-    """The state of one run. Nothing of what is given to it is changed."""
+    """Phases on a copy of the model; nothing that is given is changed.
+
+    plan: what the model keeps of the whole network; all of it, unless the model is already pruned.
+    whole: the whole network, where the model is already pruned and the whole network is known.
+    folder: where the run lives; a run that was stopped there is resumed, if it is given the same again.
+    about: plain data for config.json.
+    compared: plain data that must be the same when the run is resumed.
+    """
 
     def __init__(
         self,
-        settings: TickTock,
+        settings: TickTock | Training,
+        phases: Sequence[Phase],
         model: nn.Module,
-        graph: ChannelGraph,
+        plan: Plan,
         task: Task,
         *,
+        whole: nn.Module | None = None,
         engine: Engine | None = None,
         folder: str | Path | None = None,
         about: dict[str, Any] | None = None,
-        say: Callable[[str], None] = lambda text: None,
-        teacher: nn.Module | None = None,
-        latency: LatencyTable | None = None,
+        compared: dict[str, Any] | None = None,
+        progress: Progress = lambda event: None,
     ) -> None:
-        self.settings, self.task, self.given = settings, task, model
+        self.settings, self.phases, self.task = settings, list(phases), task
+        self.graph, self.started_with = plan.graph, plan
         self.engine = engine or Engine()
         self.world = World.current()
-        budget = make_budget(**settings.budgets, table=latency)
-        assert budget is not None
-        self.budget = budget
-        with seeded(settings.seed):
-            self.num_batches = count(check_task(task).train)
-            if settings.tick_per_class is not None:
-                # What cannot be drawn from is refused before anything is written.
-                draw(task.train, settings.tick_data, settings.tick_per_class, torch.Generator().manual_seed(0))
+        self.folder = folder
+        self.progress = progress
+        self._check_data()
+        self.started_whole = bool(plan.kept.all())
+        self.whole = model if self.started_whole else whole
+        """The whole network as the present phase knows it: it teaches, and cuts are compared with it."""
         self.model = self._copy(model)
-        self.synced = self._sync_batchnorm(say)
-        """The batch norms that look at the batches of all processes, and their own classes."""
+        self.synced = self._sync_batchnorm()
+        """The batch norms that see the batches of all processes, and their own classes."""
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         """What trains, by the user's own flags."""
-        self.pruner = Pruner(
-            self.model,
-            graph=graph,
-            score=Random(settings.seed) if settings.score == "random" else settings.score,
-            rank=settings.ranking,  # pyright: ignore
-            rank_power=settings.rank_power,
-            latency=latency,
-            min_channels=settings.min_channels,
-            min_ratio=settings.min_ratio,
-            multiple_of=settings.multiple_of,
-            at_least=settings.at_least,
-            filter_scale=settings.filter_scale,
-        )
-        check_reachable(graph, budget, self.pruner.floors)
-        self.pruner.agree = self.world.average
-        self.gates = self.pruner.gates
-        self.partial = bool(graph.notes) or any("never used" in frozen.reason for frozen in graph.frozen)
-        """Whether a forward pass may leave parts of the model out."""
-        self.trainer = Trainer(self.model, self.engine, self.world, say=say)
-        self.cursor = Cursor()
+        self.pruner: Pruner | None = None
+        self.trainer = Trainer(self.model, self.engine, self.world, progress=progress)
+        self.index = 0
+        """The present phase."""
+        self.stage = 0
+        """How many phases, Ticks and Tocks are done: with the epoch, it decides the random numbers."""
+        self.epoch = 0
+        """Epochs done in the present stage."""
         self.position = Position()
         self.history: list[Event] = []
-        self.ema: Ema | None = None
-        self.folded: Folded | None = None
-        self.shapes = self.gates.present
-        """What was left of the tensors when steps were last captured."""
         self.stopping: int | None = None
-        """The signal that has asked for an end."""
+        """The signal that has asked the run to stop."""
         self.num_steps = 0
-        """Optimizer steps since the start of this process."""
-        on_cpu = device_of(model).type == "cpu"
-        self.cut_at_once = settings.cut == "now" or (settings.cut == "auto" and on_cpu)
-        self.aligns = settings.cut == "auto" and not on_cpu
-        """Whether tensors are cut to multiples, and what is removed beyond that masked."""
-        self.in_tock = in_tock(self.gates, self.trained)
-        self.in_tick = in_tick(self.model, self.gates, self.trained, graph.final, settings.tick_shifts)
-        self.optimizer = optimizer_for(self.in_tock, settings)
-        self.loss = task.loss
-        if settings.distill:
-            known = self._copy(teacher or model)
-            self.loss = distilled(task.loss, known, settings.distill, settings.distill_temperature)
+        """Optimizer steps of this process."""
+        self.on_step: Callable[[str, int, int], None] | None = None
+        """Called after every step with the phase, the batches done, and how many there are."""
+        self._check_phases(whole if whole is not None else model)
+        self.keep_good_state()
+        self.record = Record(self, folder, about or {}, compared or {}) if folder is not None else None
+
+    @property
+    def phase(self) -> Phase:
+        return self.phases[self.index]
+
+    @property
+    def kept(self) -> Tensor:
+        """The channels of the whole network that are left."""
+        return self.pruner.kept if self.pruner is not None else self.started_with.kept
+
+    def _check_data(self) -> None:
+        with seeded(self.settings.seed):
+            self.num_batches = count(check_task(self.task).train)
+            if isinstance(self.settings, TickTock) and self.settings.ticks.per_class is not None:
+                ticks = self.settings.ticks
+                draw(self.task.train, ticks.data, ticks.per_class, torch.Generator().manual_seed(0))
+
+    def _check_phases(self, teacher: nn.Module) -> None:
+        """Raise for what could not be done, before anything is; set up what can be set up now."""
+        if self.settings.learning.distill:
             with torch.no_grad():
-                for example in graph.calls.get("eval", ())[:1]:
-                    scores_of(example.copied().on(next(known.parameters()).device)(known))
-        self._keep_state()
-        self.watch: Callable[[str, int, int], None] | None = None
-        """Called after every step with the phase, the batches done and how many there are."""
-        self.record = Record(self, folder, about or {}) if folder is not None else None
+                for example in self.graph.calls.get("eval", ())[:1]:
+                    scores_of(example.copied().on(next(teacher.parameters()).device)(copy_model(teacher)))
+        trains_first = False
+        for phase in self.phases:
+            trains_first |= phase.trains_whole
+            if isinstance(phase, PruningPhase) and trains_first:
+                phase.check(self)
+        if not trains_first:
+            self._insert_gates()
+        self.phase.start(self)
+
+    def _insert_gates(self) -> None:
+        pruning = next((phase for phase in self.phases if isinstance(phase, PruningPhase)), None)
+        if pruning is not None and self.pruner is None:
+            self.pruner = pruning.make_pruner(self, self.model)
 
     def _copy(self, model: nn.Module) -> nn.Module:
         copied = copy_model(model)
@@ -134,306 +142,226 @@ class Run:
             copied._apply(channels_last)
         return copied
 
-    def _sync_batchnorm(self, say: Callable[[str], None]) -> dict[nn.Module, type[nn.Module]]:
+    def _sync_batchnorm(self) -> dict[nn.Module, type[nn.Module]]:
         if self.engine.sync_batchnorm and self.world.can_sync(self.model):
             return sync_batchnorm_(self.model)
         if self.engine.sync_batchnorm:
-            say("sync_batchnorm has no effect: it is for several processes with a GPU each")
+            self.progress("sync_batchnorm has no effect: it is for several processes with a GPU each")
         return {}
+
+    def distilled(self, learning: Learning) -> Loss:
+        """The loss of the task, with the whole network as a teacher where the settings say so."""
+        if not learning.distill or self.whole is None:
+            return self.task.loss
+        return distilled(self.task.loss, self._copy(self.whole), learning.distill, learning.distill_temperature)
 
     def events(self) -> Iterator[Event]:
         """Do the run, one event at a time."""
-        phases = {"Start": self._start, "Tick": self._tick, "Tock": self._tock, "FineTune": self._finetune}
         try:
-            while self.cursor.phase != "Finished":
-                yield from phases[self.cursor.phase]()
+            while True:
+                yield from self.phase.events(self)
+                if self.index + 1 == len(self.phases):
+                    break
+                self._next_phase()
+            if self.record is not None:
+                self.record.save(needed=True)
             started = time.perf_counter()
-            metrics = self._metrics(exact=True)
-            yield self._note(Finished, metrics, started, result=self._result(metrics))
+            metrics = self.metrics(exact=True)
+            yield self.note(Finished, metrics, started, result=self._result(metrics))
         except KeyboardInterrupt as stop:
-            if self.record is not None and self.cursor.phase != "Start":
-                where = self.record.path
-                stop.add_note(f"saved in {where} up to the last checkpoint: the same call goes on from there")
+            if self.record is not None and self.history:
+                stop.add_note(f"saved in {self.record.path} up to the last checkpoint: the same call resumes it")
             raise
         except RuntimeError as error:
-            if not bool(self.pruner.kept.all()):
-                for note in self.pruner.graph.notes:
+            if not bool(self.kept.all()):
+                for note in self.graph.notes:
                     error.add_note(f"from the analysis: {note}")
             raise
         finally:
             if self.record is not None:
                 self.record.finish()
 
-    def _next(self, phase: str) -> None:
-        """Go on to another phase."""
-        self.cursor.phase = phase
-        self.cursor.epoch = 0
-        self.cursor.number += 1
-        self.position = Position()
-        if phase == "FineTune":
-            # Code may do otherwise at just these widths: rather no result than a wrong one.
-            confirm(self.given, self.pruner.plan)
-            self.pruner.cut_(multiple_of=ALIGNED if self.aligns else 1)
-            self.begin_finetune()
-        self._save(needed=phase in ("FineTune", "Finished"))
-
-    def _met(self) -> bool:
-        return self.budget.met(self.pruner.graph, self.pruner.kept)
-
-    @property
-    def left(self) -> float:
-        """The share that is left of what the budget counts."""
-        return self.budget.left(self.pruner.graph, self.pruner.kept)
-
-    def _start(self) -> Iterator[Event]:
-        started = time.perf_counter()
-        yield self._note(Start, self._metrics(self.given, exact=True), started)
-        first = "Tock" if self.settings.tock_first and self.settings.ticks_per_tock else "Tick"
-        self._next("FineTune" if self._met() else first)
-
-    def _tick(self) -> Iterator[Event]:
-        settings, started = self.settings, time.perf_counter()
-        only_train_(self.model, [*self.in_tick, *self.gates.phis])
-        if not self.cursor.epoch and not self.position.step:
-            # Scores that watch what layers put out have watched Tocks and evaluations too.
-            self.pruner.score.begin(self.gates)
-        loss = 0.0
-        for _ in range(self.cursor.epoch, settings.tick_epochs):
-            loss = self._epoch(
-                f"Tick {self.cursor.ticks + 1}",
-                self.task.loss,
-                lambda step: settings.tick_lr,
-                after_backward=self.pruner.observe,
-            )
-        self.cursor.ticks += 1
-        skipped = self.pruner.skipped
-        removal = self.pruner.prune(
-            settings.tick_removes,
-            **settings.budgets,
-            optimizer=self.optimizer,
-            cut=self.cut_at_once,
-        )
-        self._keep_state()
-        metrics = self._metrics_in_phase(self._met())
-        yield self._note(
-            Tick,
-            metrics,
-            started,
-            number=self.cursor.ticks,
-            loss=loss,
-            removed=removal.removed,
-            skipped=skipped,
-            scores=removal.scores,
-            threshold=removal.threshold,
-        )
-        due = settings.ticks_per_tock and self.cursor.ticks % settings.ticks_per_tock == 0
-        follows, met = "Tock" if due else "Tick", self._met()
-        if met and self.record is not None:
-            self.record.keep_pruned(follows)
-        self._next("FineTune" if met else follows)
-
-    def _tock(self) -> Iterator[Event]:
-        settings = self.settings
-        if self.aligns and not self.cursor.epoch and not self.position.step:
-            count_macs = self.pruner.graph.count_macs
-            if count_macs(self.pruner.widened(ALIGNED)) <= WORTH_CUTTING * count_macs(self.gates.present.kept):
-                self.pruner.cut_(self.optimizer, ALIGNED)
-                self._keep_state()
-        only_train_(self.model, self.in_tock)
-        number = self.cursor.tocks + 1
-        for epoch in range(self.cursor.epoch, settings.tock_epochs):
-            started = time.perf_counter()
-            loss = self._epoch(
-                f"Tock {number}, epoch {epoch + 1} of {settings.tock_epochs}",
-                self.loss,
-                self._rate(settings.tock_shape, epoch, settings.tock_epochs, settings.tock_lr),
-                after_backward=self._draw_gates_in,
-            )
-            metrics = self._metrics_in_phase(epoch + 1 == settings.tock_epochs)
-            yield self._note(
-                Tock, metrics, started, number=number, epoch=epoch + 1, epochs=settings.tock_epochs, loss=loss
-            )
-            self._save()
-        self.cursor.tocks += 1
-        self._next("Tick")
-
-    def _draw_gates_in(self) -> None:
-        self.gates.add_l1_(self.settings.sparsity)
-
-    def begin_finetune(self) -> None:
-        """Merge the gates; what is left is trained like any network."""
-        only_train_(self.model, self.trained)
-        self.pruner.merge_()
+    def _next_phase(self) -> None:
+        if self.phase.trains_whole:
+            self.whole = copy_model(self.model)
+            if self.record is not None:
+                self.record.keep_network(self.phase.name)
+        self.index += 1
+        if self.phase.name == "prune":
+            self._insert_gates()
         self.trainer.forget()
-        self.optimizer = optimizer_for(self.trained, self.settings)
-        if self.settings.ema:
-            self.ema = Ema(self.model, self.settings.ema)
-        self._keep_state()
+        self.phase.start(self)
+        self.keep_good_state()
+        self.next_stage(needed=True)
 
-    def _finetune(self) -> Iterator[Event]:
-        settings = self.settings
-        only_train_(self.model, self.trained)
-        for epoch in range(self.cursor.epoch, settings.finetune_epochs):
-            started = time.perf_counter()
-            loss = self._epoch(
-                f"FineTune, epoch {epoch + 1} of {settings.finetune_epochs}",
-                self.loss,
-                self._rate(settings.finetune_shape, epoch, settings.finetune_epochs, settings.finetune_lr),
-                after_backward=self.pruner.hold_,
-                after_update=self.ema.update if self.ema is not None else None,
-            )
-            last = epoch + 1 == settings.finetune_epochs
-            if last and self.ema is not None:
-                self.ema.swap_()
-            metrics = self._metrics_in_phase(last)
-            yield self._note(FineTune, metrics, started, epoch=epoch + 1, epochs=settings.finetune_epochs, loss=loss)
-            self._save()
-        self.pruner.finish()
-        self.ema = None
-        self.optimizer.state.clear()
-        self._next("Finished")
+    def next_stage(self, needed: bool = False) -> None:
+        """Begin the next phase, Tick or Tock, with random numbers of its own."""
+        self.stage += 1
+        self.epoch = 0
+        self.position = Position()
+        self.save(needed)
 
-    def _rate(self, shape: str, epoch: int, epochs: int, ends: tuple[float, float]) -> Callable[[int], float]:
-        before, num_steps = epoch * self.num_batches, epochs * self.num_batches
-        divided = (self.settings.milestones, self.settings.milestone_divides) if shape == "steps" else ()
-        # A loader may give more batches than it has told of.
-        return lambda step: SHAPES[shape](min(before + step, num_steps), num_steps, *ends, *divided)
+    def train_epoch(self, where: str, work: Work, drawn: Callable[..., Iterable[Any]] | None = None) -> float:
+        """Train for one epoch from the present position; the mean loss.
 
-    def _metrics(self, model: nn.Module | None = None, exact: bool = False) -> dict[str, float]:
-        """Computed by the leading process, known to all; on the way in the precision of training."""
-        if self.task.evaluate is None:
-            return {}
-        unfinished = self.cursor.phase == "FineTune" and self.cursor.epoch < self.settings.finetune_epochs
-        weights = self.ema.applied() if self.ema is not None and unfinished else nullcontext()
-        random = seeded(self.settings.seed, self.cursor.number, self.cursor.epoch)
-        with random, weights, nullcontext() if exact else self.trainer.autocast():
-            return self.world.tell(self.task.metrics(model or self.model) if self.world.leads else {})
-
-    def _metrics_in_phase(self, last: bool) -> dict[str, float]:
-        wanted = self.settings.evaluate == "always" or (self.settings.evaluate == "phases" and last)
-        return self._metrics() if wanted else {}
-
-    def _epoch(
-        self,
-        where: str,
-        loss: Callable[[nn.Module, Any], Tensor],
-        rate: Callable[[int], float],
-        after_backward: Callable[[], None] | None = None,
-        after_update: Callable[[], None] | None = None,
-    ) -> float:
-        """One epoch from the present position, after which the next one is due."""
-        if self.shapes is not self.gates.present:
-            # Cut since the last epoch, here or by the pruner because a mask would not have held.
-            self.shapes, self.folded = self.gates.present, None
-            self.trainer.forget()
-        phase = self.cursor.phase
-        folded = self._folded() if phase != "FineTune" else None
-        work = Work(
-            phase,
-            loss,
-            self.optimizer,
-            rate,
-            prepare=folded.prepare if folded is not None else None,
-            collect=folded.collect if folded is not None else None,
-            after_backward=after_backward,
-            after_update=after_update,
-            capturable=phase != "Tick" or self.pruner.score.capturable,
-            tensors=lambda: [*self.pruner.score.state().values(), *(self.ema.average if self.ema else ())],
-        )
-        self.trainer.wrapped = self.world.wrap(self.model, self.partial)
+        where: for messages. drawn: takes a part of the data.
+        """
+        partial = self.graph.partial
+        self.trainer.wrapped = self.world.wrap(self.model, partial)
         try:
-            with (
-                seeded(self.settings.seed, self.cursor.number, self.cursor.epoch),
-                folded.in_use() if folded is not None else nullcontext(),
-            ):
-                mean = self.trainer.epoch(self._batches(), work, self.position, self._after_step)
+            with seeded(self.settings.seed, self.stage, self.epoch):
+                mean = self.trainer.epoch(self._batches(drawn), work, self.position, self._after_step)
             if not are_finite(self.model.parameters()):
                 raise NonFiniteLoss(self.num_batches - 1)
         except NonFiniteLoss as error:
             raise self._diverged(where, error.step) from error
         finally:
             self.trainer.wrapped = None
-        # Batch norms of each process have last seen their own part of a batch.
-        self.world.align_([*self.model.buffers(), *(self.ema.average if self.ema is not None else ())])
-        self.cursor.epoch += 1
+        # The batch norms of each process have last seen their own part of a batch.
+        self.world.align_([*self.model.buffers(), *self.phase.tensors()])
+        self.epoch += 1
         self.position = Position()
-        self._keep_state()
+        self.keep_good_state()
         return mean
 
-    def _batches(self) -> Iterable[Any]:
-        """This process's part of the data of the present epoch; a Tick may see some of it only."""
-        settings, source = self.settings, self.task.train
-        seed = mix(settings.seed, self.cursor.number, self.cursor.epoch)
-        source = reseed(source, seed)
-        if self.cursor.phase == "Tick":
-            generator = torch.Generator().manual_seed(seed)
-            source = draw(source, settings.tick_data, settings.tick_per_class, generator)
+    def _batches(self, drawn: Callable[..., Iterable[Any]] | None) -> Iterable[Any]:
+        """This process's part of the data of the present epoch."""
+        seed = mix(self.settings.seed, self.stage, self.epoch)
+        source = reseed(self.task.train, seed)
+        if drawn is not None:
+            source = drawn(source, generator=torch.Generator().manual_seed(seed))
         return shard(source, self.world.rank, self.world.size)
 
-    def _folded(self) -> Folded | None:
-        """On a GPU, where every kernel counts, the norms' gates are folded in together."""
-        if self.trainer.device.type != "cuda" or self.world.size > 1 or self.engine.accumulate > 1:
-            return None
-        if self.folded is None:
-            self.folded = Folded(self.gates)
-        return self.folded
-
     def _after_step(self, step: int) -> None:
-        if self.watch is not None:
-            self.watch(self.cursor.phase, step, self.num_batches)
+        if self.on_step is not None:
+            self.on_step(self.phase.name, step, self.num_batches)
         self.num_steps += 1
-        if self.cursor.phase == "Tick" and not self.pruner.score.resumable:
-            return  # what it has seen cannot be written down: wait for the end of the Tick
+        if not self.phase.resumable():
+            return  # the next checkpoint is at the end of the epoch
         # A signal finds every process at another step: they ask each other now and then, and stop at the same one.
         asks = self.world.size == 1 or self.num_steps % LOOK_EVERY == 0
         stopping = self.world.any(self.stopping) if asks else None
         if self.record is not None and (stopping or step % self.engine.checkpoint_steps == 0):
             self.position = self.trainer.position(step)
-            self._save()
+            self.save()
         elif stopping:
             raise KeyboardInterrupt
 
-    def _save(self, needed: bool = False) -> None:
+    def save(self, needed: bool = False) -> None:
+        """Write a checkpoint, unless the last one is recent and this one is not needed; stop if asked to."""
         if self.record is not None:
             stopping = self.world.any(self.stopping)
             self.record.save(needed or stopping is not None)
             if stopping is not None:
                 raise Interrupted(stopping, str(self.record.path))
 
-    def _keep_state(self) -> None:
-        """Remember the network as it is, in case training goes wrong."""
+    def keep_pruned(self) -> None:
+        """Keep the state from which a run with a smaller budget can continue."""
+        if self.record is not None:
+            state = self.state_dict()
+            state |= {"stage": self.stage + 1, "epoch": 0, "position": asdict(Position())}
+            self.record.keep_pruned({**state, "pruner": {**state["pruner"], "score": {}}})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides how the run continues."""
+        return {
+            "index": self.index,
+            "stage": self.stage,
+            "epoch": self.epoch,
+            "position": asdict(self.position),
+            "pruner": self.pruner.state_dict() if self.pruner is not None else None,
+            "model": tensors_of(self.model),
+            "scaler": self.trainer.scaler.state_dict(),
+            "phase": self.phase.state_dict(self),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Bring a new run to where another one was."""
+        self.index, self.stage, self.epoch = state["index"], state["stage"], state["epoch"]
+        self.position = Position(**state["position"])
+        trained = [phase.name for phase in self.phases[: self.index] if phase.trains_whole]
+        if trained and self.record is not None:
+            self.whole = copy_model(self.model)
+            self.record.load_network(trained[-1], self.whole)
+        if state["pruner"] is not None:
+            self._insert_gates()
+            assert self.pruner is not None
+            self.pruner.load_state_dict(state["pruner"])
+        self.phase.start(self)
+        tensors = tensors_of(self.model)
+        for name, value in state["model"].items():
+            tensors[name].copy_(value)
+        self.trainer.scaler.load_state_dict(state["scaler"])
+        self.phase.load_state_dict(self, state["phase"])
+        self.keep_good_state()
+
+    @property
+    def done(self) -> float:
+        """How much of the run is done, from 0 to 1; every phase that takes time counts alike."""
+        long = [phase for phase in self.phases if phase.name != "start"]
+        before = [phase for phase in self.phases[: self.index] if phase.name != "start"]
+        return (len(before) + self.phase.progress(self)) / max(1, len(long))
+
+    def metrics(self, model: nn.Module | None = None, exact: bool = False) -> dict[str, float]:
+        """Computed by the leading process, known to all; in the precision of training unless `exact`."""
+        if self.task.evaluate is None:
+            return {}
+        random = seeded(self.settings.seed, self.stage, self.epoch)
+        weights = self.phase.evaluated() if model is None else nullcontext()
+        with random, weights, nullcontext() if exact else self.trainer.autocast():
+            return self.world.tell(self.task.metrics(model or self.model) if self.world.leads else {})
+
+    def metrics_after(self, last: bool) -> dict[str, float]:
+        """The metrics, if the settings want them after this epoch; `last` if it is the last of its phase or Tock."""
+        wanted = self.settings.evaluate == "always" or (self.settings.evaluate == "phases" and last)
+        return self.metrics() if wanted else {}
+
+    def keep_good_state(self) -> None:
+        """Remember the network as it is, in case training diverges."""
         state = self.model.state_dict()
         self.good = {n: v.detach().clone() if isinstance(v, Tensor) else copy.deepcopy(v) for n, v in state.items()}
 
     def _diverged(self, where: str, step: int) -> Diverged:
-        last = self.history[-1] if self.history else None
+        last = self.history[-1].name if self.history else "the start"
         self.model.load_state_dict(self.good)
         only_train_(self.model, self.trained)
-        self.pruner.finish()
-        done = f"after {last.name}" if last is not None else "at the start"
+        if self.pruner is not None:
+            self.pruner.finish()
         return Diverged(
-            f"the loss is not finite in {where}, step {step + 1}: the network as it was {done} is in the error's "
-            "`result`. If that step's data is finite, a lower learning rate, or gradients that are clipped, may help",
-            self._result(),
+            f"the loss is not finite in {where}, step {step + 1}",
+            result=self._result(),
+            remedy=f"The network after {last} is in the error's `result`. If the data of that step are finite, try a "
+            "lower learning rate, or clip the gradients",
         )
 
     def _result(self, metrics: dict[str, float] | None = None) -> Result:
         unsync_batchnorm_(self.synced)
-        model, plan = self.model.eval(), self.pruner.plan
-        return Result(model=model, plan=plan, settings=self.settings, history=tuple(self.history), final=metrics or {})
+        plan = Plan(self.graph, self.kept)
+        history = tuple(self.history)
+        return Result(model=self.model.eval(), plan=plan, settings=self.settings, history=history, final=metrics or {})
 
-    def _note(self, kind: type[Some], metrics: dict[str, float], started: float, **values: Any) -> Some:
-        cost = self.pruner.cost
+    def note(self, kind: type[Some], metrics: dict[str, float], started: float, **values: Any) -> Some:
+        """Make an event, remember it, and write it down."""
+        cost = self.graph.cost(self.kept)
         event = kind(
             macs=cost.macs,
-            share=cost.macs / self.pruner.graph.macs,
+            share=cost.macs / self.graph.macs,
             params=cost.params,
-            filters=self.pruner.filters,
+            filters=self.graph.num_filters - int(filters_per_channel(self.graph)[~self.kept].sum()),
             metrics=metrics,
             seconds=time.perf_counter() - started,
+            left=self._left(),
             **values,
         )
         self.history.append(event)
         if self.record is not None:
             self.record.note(event)
         return event
+
+    def _left(self) -> dict[str, float]:
+        """What is left of what the budget counts, where that is not MACs."""
+        pruning = next((phase for phase in self.phases if isinstance(phase, PruningPhase)), None)
+        if pruning is None or self.pruner is None or pruning.settings.budget.counts == "macs":
+            return {}
+        return {pruning.settings.budget.unit: pruning.target.left(self.kept)}

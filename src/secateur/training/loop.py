@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.errors import InvalidTask, NonFiniteLoss
+from secateur.errors import InvalidData
 from secateur.randomness import random_state, restore_random
 from secateur.training.batches import device_of, prefetch
 from secateur.training.distributed import World
@@ -20,7 +20,7 @@ from secateur.training.optimizers import can_be_captured, set_rate
 from secateur.training.shards import weighted
 
 LOOK_EVERY = 50
-"""Steps between looks at the loss on devices that would have to be waited for."""
+"""Steps between checks of the loss where reading it means waiting for the device."""
 NEVER = torch.iinfo(torch.long).max
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -30,7 +30,7 @@ class Work:
     """What the steps of an epoch do."""
 
     name: str
-    """Epochs of the same name do the same, so that a captured step serves them all."""
+    """Epochs of the same name share a captured step."""
     loss: Callable[[nn.Module, Any], Tensor]
     optimizer: torch.optim.Optimizer
     rate: Callable[[int], float]
@@ -40,24 +40,34 @@ class Work:
     collect: Callable[[], None] | None = None
     """Called after every backward pass."""
     after_backward: Callable[[], None] | None = None
-    """Called when the gradients are there, before they are clipped and the optimizer takes its step."""
+    """Called after the backward pass, before gradients are clipped and the optimizer steps."""
     after_update: Callable[[], None] | None = None
     """Called after the optimizer's step."""
     capturable: bool = True
-    """Whether what is called only computes on the device."""
+    """Whether these calls compute on the device alone."""
+    compilable: bool = True
+    """Whether `torch.compile` pays, where the engine compiles."""
     tensors: Callable[[], list[Tensor]] = list
-    """What these calls write to, beside the model and the optimizer."""
+    """Tensors that these calls write to, beside those of the model and the optimizer."""
+
+
+class NonFiniteLoss(Exception):
+    """The loss has become NaN or infinite at this step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"the loss is not finite at step {step}")
+        self.step = step
 
 
 @dataclass
 class Position:
-    """Where in an epoch training is."""
+    """How far an epoch has come."""
 
     step: int = 0
     total: float = 0.0
-    """Sum of the losses so far, each of the batch of all processes."""
+    """Sum of the losses so far, each over the batch of all processes."""
     random: list[dict[str, Any]] | None = None
-    """The state of the random numbers there, of every process."""
+    """The random state there, of every process."""
 
 
 @dataclass
@@ -68,20 +78,20 @@ class Trainer:
     engine: Engine = field(default_factory=Engine)
     world: World = field(default_factory=World)
     wrapped: nn.Module | None = None
-    say: Callable[[str], None] = lambda text: None
+    progress: Callable[[str], object] = lambda text: None
 
     def __post_init__(self) -> None:
         self.device = device_of(self.model)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.engine.precision == "fp16")
         self._graphs: dict[str, GraphedStep | None] = {}
         self._compiled: tuple[nn.Module, Any] | None = None
-        """What was compiled, and the outcome."""
+        """The module that was compiled, and its compiled form."""
         self._total = torch.zeros((), dtype=torch.float64, device=self.device)
         self._count = torch.zeros((), dtype=torch.long, device=self.device)
         self._broken = torch.full((), NEVER, dtype=torch.long, device=self.device)
 
     def forget(self) -> None:
-        """The model's tensors have changed shape, or others train: what was captured is of no use."""
+        """Drop captured and compiled steps: the tensors have changed shape, or others train."""
         self._graphs.clear()
         self._compiled = None
 
@@ -92,9 +102,9 @@ class Trainer:
         start: Position | None = None,
         after_step: Callable[[int], None] | None = None,
     ) -> float:
-        """Go through the batches once; the mean loss, over all processes.
+        """Train on all batches once; the mean loss over all processes.
 
-        start: go on from here, with batches and random numbers as they were then.
+        start: continue from here, with the same batches and random numbers.
         after_step: called after every optimizer step, with the number of batches done.
 
         Raises `NonFiniteLoss` with the step at which the loss stopped being a number.
@@ -129,14 +139,14 @@ class Trainer:
                 after_step(step + 1)
             position = Position(max(position.step, step + 1))
         if not position.step:
-            raise InvalidTask("the training data yields no batches")
+            raise InvalidData("the training data yields no batches")
         if waiting:
             self._update(work)
         self._look()
         return float(self.world.average(self._total)) / position.step
 
     def position(self, step: int) -> Position:
-        """From where `epoch` could go on; waits for the device and, as they must call it too, all other processes."""
+        """Where `epoch` can continue; waits for the device. All processes must call it."""
         self._look()
         return Position(step, float(self.world.average(self._total)), self.world.gather(random_state()))
 
@@ -172,9 +182,8 @@ class Trainer:
         if work.collect is not None:
             work.collect()
         if check and all(parameter.grad is None for parameter in self.model.parameters()):
-            raise InvalidTask(
-                "the loss does not depend on the model that it is given: compute it from what that returns"
-            )
+            remedy = "Compute the loss from what the model returns"
+            raise InvalidData("the loss does not depend on the model that it is given", remedy=remedy)
 
     def _update(self, work: Work) -> None:
         optimizer = work.optimizer
@@ -194,25 +203,25 @@ class Trainer:
             work.after_update()
 
     def autocast(self) -> torch.autocast:
-        """The precision of the forward pass. No casts are kept: a captured step would not see the weights change."""
+        """The precision of the forward pass. Casts are not cached: a captured step would not see the weights change."""
         precision = PRECISIONS.get(self.engine.precision)
         return torch.autocast(self.device.type, precision, enabled=precision is not None, cache_enabled=False)
 
     def _callable(self, work: Work) -> nn.Module:
         called = self.wrapped or self.model
-        if self.engine.compile and work.name != "Tick":
+        if self.engine.compile and work.compilable:
             if self._compiled is None or self._compiled[0] is not called:
                 self._compiled = called, torch.compile(called)  # pyright: ignore
             return self._compiled[1]  # pyright: ignore
         return called
 
     def _capture(self, work: Work, batch: Any, weight: float) -> GraphedStep | None:
-        """The step as a CUDA graph; None, with the reason said, where it has to be done piece by piece."""
+        """The step as a CUDA graph; None, with the reason reported, where it cannot be captured."""
         reasons = {
             "": self.device.type != "cuda" or not self.engine.graphs,
             "gradients are accumulated": self.engine.accumulate > 1,
             "there are several processes": self.world.size > 1,
-            "the score needs Python at every step": not work.capturable,
+            "what is observed needs Python at every step": not work.capturable,
             "its optimizer is neither SGD nor Adam": not can_be_captured(work.optimizer),
             "batches hold other things than tensors": not GraphedStep.can_hold(batch),
         }
@@ -234,17 +243,17 @@ class Trainer:
                 torch.cuda.synchronize()
                 reason = str(error).splitlines()[0]
         if reason:
-            self.say(f"{work.name}: steps are not captured as a CUDA graph because {reason}")
+            self.progress(f"{work.name}: steps are not captured as a CUDA graph because {reason}")
         return None
 
 
 def check_loss(loss: Any) -> None:
-    """Raise unless this can be trained on."""
+    """Raise unless the loss can be differentiated."""
     if not isinstance(loss, Tensor):
-        raise InvalidTask(
-            f"the loss must be a tensor, got {type(loss).__name__}: return it without .item(), and of several the sum"
-        )
+        kind, remedy = type(loss).__name__, "Return it without .item(), and the sum where there are several"
+        raise InvalidData("the loss is not a tensor", got=kind, remedy=remedy)
     if loss.dim() != 0:
-        raise InvalidTask(f"the loss must be a scalar, got shape {tuple(loss.shape)}: reduce it, e.g. with .mean()")
+        raise InvalidData("the loss is not a scalar", got=f"shape {tuple(loss.shape)}", remedy="Reduce it with .mean()")
     if not loss.requires_grad:
-        raise InvalidTask("the loss has no gradient: compute it from the model's output without detach() or no_grad()")
+        remedy = "Compute it from the output of the model without detach() or no_grad()"
+        raise InvalidData("the loss has no gradient", remedy=remedy)

@@ -1,0 +1,122 @@
+"""How small the network gets, and how narrow its layers may become. No torch at import."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal
+
+from secateur.errors import InvalidSetting, unknown_name
+from secateur.settings import Settings, is_share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from secateur.channels.groups import ChannelGraph
+
+Rank = Literal["auto", "score", "score_per_mac", "score_per_param", "score_per_microsecond"]
+UNITS = {"macs": "MACs", "params": "parameters", "filters": "filters", "latency": "microseconds"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Settings):
+    """What is counted, and which share of it stays: one of these.
+
+    >>> Budget(macs=0.4).counts, Budget(macs=0.4).share
+    ('macs', 0.4)
+    """
+
+    macs: float | None = None
+    """Share of the MACs (multiply-adds) that stays."""
+
+    params: float | None = None
+    """Share of the parameters that stays."""
+
+    filters: float | None = None
+    """Share of the filters that stays."""
+
+    latency: float | None = None
+    """Share of the time that stays, by a table of layer times that is measured once on this device."""
+
+    def check(self) -> None:
+        given = {name: share for name, share in vars(self).items() if share is not None}
+        if len(given) > 1:
+            raise InvalidSetting("there is more than one budget", got=" and ".join(given))
+        for name in given:
+            self.require("a share above 0 and at most 1", name, holds=is_share)
+
+    def but(self, **values: Any) -> Budget:
+        """Another budget takes the place of this one."""
+        unknown = sorted(set(values) - set(UNITS))
+        if unknown:
+            raise unknown_name("budget", unknown[0], list(UNITS))
+        return Budget(**values)
+
+    @property
+    def counts(self) -> str:
+        """What is counted."""
+        for name, share in vars(self).items():
+            if share is not None:
+                return name
+        wanted = ", ".join(f"keep_{each.name}" for each in fields(self))
+        raise InvalidSetting("there is no budget", wanted=f"one of {wanted}")
+
+    @property
+    def share(self) -> float:
+        return getattr(self, self.counts)
+
+    @property
+    def unit(self) -> str:
+        return UNITS[self.counts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits(Settings):
+    """How narrow groups of channels may get."""
+
+    min_channels: int = 1
+    """Every group keeps at least this many channels."""
+
+    min_ratio: float = 0.1
+    """Every group keeps at least this share of its channels, rounded down as in the code of the paper's authors."""
+
+    multiple_of: int = 1
+    """Keep the widths of layers at multiples of this. GPUs are fast at multiples of 8 or 16."""
+
+    at_least: dict[str, int | float] = field(default_factory=dict)
+    """By layer name, with wildcards: how many channels to keep (2), or which share (0.5; 1.0 for all)."""
+
+    def check(self) -> None:
+        self.require("1 or more", "min_channels", "multiple_of", holds=lambda value: value >= 1)
+        self.require("a share between 0 and 1", "min_ratio", holds=lambda value: 0 <= value <= 1)
+
+    def floors(self, graph: ChannelGraph) -> Tensor:
+        """How many channels each group must keep; all of it where no gate can switch them off."""
+        import torch
+
+        from secateur.pruning.selection import multiples
+
+        unused = set(self.at_least)
+        floors = []
+        for group, multiple in zip(graph.groups, multiples(graph, self.multiple_of).tolist(), strict=True):
+            low = max(group.at_least, self.min_channels, math.floor(self.min_ratio * group.size + 1e-9))
+            for pattern, wanted in self.at_least.items():
+                if any(fnmatchcase(name, pattern) for name in (group.name, *group.layers)):
+                    unused.discard(pattern)
+                    low = max(low, _count(wanted, group.size))
+            low = group.size if group.name in graph.ungated else min(low, group.size)
+            floors.append(min(group.size, -(-low // multiple) * multiple))
+        if unused:
+            known = [name for group in graph.groups for name in group.layers]
+            raise unknown_name("layer with removable channels", sorted(unused)[0], known)
+        return torch.tensor(floors, dtype=torch.long, device="cpu")
+
+
+def _count(wanted: float, size: int) -> int:
+    """A number of channels, from a share (a float up to 1.0) or from the number itself."""
+    if not isinstance(wanted, Real) or not 0 <= wanted < math.inf or (wanted > 1 and wanted != int(wanted)):
+        wants = "a number of channels (8), or a share of them (0.5)"
+        raise InvalidSetting("at_least is out of range", got=repr(wanted), wanted=wants)
+    return math.ceil(wanted * size - 1e-9) if isinstance(wanted, float) and wanted <= 1 else int(wanted)

@@ -1,0 +1,160 @@
+"""Phases: the parts that a run is made of, one after another.
+
+A phase says what trains, with which loss and learning rates, and what it reports. It has `state_dict` and
+`load_state_dict`, so that a run can be resumed within it. A new idea is a new phase in a file of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.runs.events import Event, FineTune, Start, Train
+from secateur.training.ema import Ema
+from secateur.training.loop import Work
+from secateur.training.optimizers import load_optimizer_state, make_optimizer, optimizer_state
+from secateur.training.settings import Learning, Schedule
+
+if TYPE_CHECKING:
+    from secateur.runs.run import Run
+
+
+class Phase:
+    """One part of a run."""
+
+    name: str
+    trains_whole = False
+    """Whether the whole network is other after it than before."""
+
+    def start(self, run: Run) -> None:
+        """Set up at the first step of the phase, and again when a run is resumed within it."""
+
+    def events(self, run: Run) -> Iterator[Event]:
+        """Do the phase from where the run is, and report."""
+        raise NotImplementedError
+
+    def state_dict(self, run: Run) -> dict[str, Any]:
+        """What `load_state_dict` needs, beside the tensors of the model."""
+        return {}
+
+    def load_state_dict(self, run: Run, state: dict[str, Any]) -> None:
+        """Continue where another phase was; called after `start`."""
+
+    def progress(self, run: Run) -> float:
+        """How much of the phase is done, from 0 to 1."""
+        return 0.0
+
+    def resumable(self) -> bool:
+        """Whether a checkpoint can be written in the middle of an epoch."""
+        return True
+
+    def tensors(self) -> list[Tensor]:
+        """Tensors beside the model's that training changes and that all processes share."""
+        return []
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        """What surrounds an evaluation: the weights that count may be others than those that train."""
+        return nullcontext()
+
+
+class StartPhase(Phase):
+    """Evaluate the network before anything is done to it."""
+
+    name = "start"
+
+    def events(self, run: Run) -> Iterator[Event]:
+        started = time.perf_counter()
+        original = run.metrics(run.whole, exact=True) if run.whole is not None and not run.started_whole else {}
+        given = run.whole if run.started_whole else run.model
+        yield run.note(Start, run.metrics(given, exact=True), started, original=original)
+
+
+class TrainPhase(Phase):
+    """Train everything that trains.
+
+    name: baseline, retrain, train or finetune.
+    distills: whether the whole network teaches.
+    averages: whether a moving average of the weights becomes the result.
+    """
+
+    def __init__(
+        self, name: str, schedule: Schedule, learning: Learning, *, distills: bool = False, averages: bool = False
+    ) -> None:
+        self.name, self.schedule, self.learning = name, schedule, learning
+        self.distills, self.averages = distills, averages
+        self.trains_whole = name in ("baseline", "retrain")
+        self.ema: Ema | None = None
+
+    def start(self, run: Run) -> None:
+        only_train_(run.model, run.trained)
+        if run.pruner is not None and not run.pruner.gates.merged:
+            run.pruner.merge_()
+        self.optimizer = make_optimizer(run.trained, self.learning)
+        self.loss = run.distilled(self.learning) if self.distills else run.task.loss
+        self.ema = Ema(run.model, self.learning.ema) if self.averages and self.learning.ema else None
+        self.unfinished = True
+
+    def events(self, run: Run) -> Iterator[Event]:
+        epochs, steps = self.schedule.epochs, self.schedule.epochs * run.num_batches
+        for epoch in range(run.epoch, epochs):
+            started = time.perf_counter()
+            before = epoch * run.num_batches
+            work = Work(
+                self.name,
+                self.loss,
+                self.optimizer,
+                rate=lambda step, before=before: self.schedule.rate(before + step, steps),
+                after_backward=run.pruner.hold_ if run.pruner is not None else None,
+                after_update=self.ema.update if self.ema is not None else None,
+                tensors=self.tensors,
+            )
+            loss = run.train_epoch(f"{self.name}, epoch {epoch + 1} of {epochs}", work)
+            last = epoch + 1 == epochs
+            if last and self.ema is not None:
+                self.ema.swap_()
+                self.unfinished = False
+            values: dict[str, Any] = {"epoch": epoch + 1, "epochs": epochs, "loss": loss}
+            kind, more = (FineTune, {}) if self.name == "finetune" else (Train, {"phase": self.name})
+            yield run.note(kind, run.metrics_after(last), started, **values, **more)
+            run.save()
+        if run.pruner is not None:
+            run.pruner.finish()
+        self.ema = None
+
+    def progress(self, run: Run) -> float:
+        return run.epoch / max(1, self.schedule.epochs)
+
+    def tensors(self) -> list[Tensor]:
+        return self.ema.average if self.ema is not None else []
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        return self.ema.applied() if self.ema is not None and self.unfinished else nullcontext()
+
+    def state_dict(self, run: Run) -> dict[str, Any]:
+        return {
+            "optimizer": optimizer_state(self.optimizer, run.model),
+            "ema": self.tensors(),
+            "unfinished": self.unfinished,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, run: Run, state: dict[str, Any]) -> None:
+        load_optimizer_state(self.optimizer, run.model, state["optimizer"])
+        if not state["ema"]:
+            self.ema = None  # the phase has ended
+        for own, value in zip(self.tensors(), state["ema"], strict=True):
+            own.copy_(value)
+        self.unfinished = state["unfinished"]
+
+
+def only_train_(model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+    """Nothing else gets a gradient, and so neither weight decay nor momentum changes it."""
+    chosen = {id(p) for p in parameters}
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in chosen)
+        parameter.grad = None

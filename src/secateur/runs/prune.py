@@ -1,0 +1,130 @@
+"""The whole job in one call: `prune` and `train`, and the runs that they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from secateur.channels.analyze import Ignore, analyze
+from secateur.channels.groups import ChannelGraph, check_graph
+from secateur.channels.plan import Plan
+from secateur.channels.verify import verify
+from secateur.errors import InvalidSetting
+from secateur.pruning.latency import LatencyTable, measure_latency
+from secateur.runs.events import Finished, Result
+from secateur.runs.phases import Phase, StartPhase, TrainPhase
+from secateur.runs.record import continue_run
+from secateur.runs.run import Progress, Run
+from secateur.runs.settings import TickTock
+from secateur.runs.ticktock import PruningPhase
+from secateur.training.engine import Engine
+from secateur.training.settings import Training
+from secateur.training.task import Task
+
+
+def prune(
+    model: nn.Module,
+    example: Any,
+    task: Task,
+    *,
+    settings: TickTock | None = None,
+    engine: Engine | None = None,
+    folder: str | Path | None = None,
+    continue_from: str | Path | None = None,
+    progress: Progress | None = None,
+    graph: ChannelGraph | None = None,
+    ignore: Ignore = (),
+    inexact: bool = False,
+    latency: LatencyTable | None = None,
+    **values: Any,
+) -> Result:
+    """Analyse, prune, fine-tune and verify a copy of the model.
+
+    example: what the model is called with: a tensor, a tuple of positional or a dict of keyword arguments.
+    settings: how to prune; `values` are single settings by flat name, as keep_macs=0.4 or finetune_epochs=10.
+    engine: how to use the hardware.
+    folder: where the run lives; one that was stopped there is resumed, given the same call.
+    continue_from: the folder of a run that pruned less; this one starts from the end of its pruning.
+    progress: called with every event, and with lines of text; `print` will do.
+    graph: the analysis of the model, if you have it. Without it, `ignore` and `inexact` are those of `analyze`.
+    latency: the times of the layers, from `measure_latency`; otherwise they are measured where they are needed.
+    """
+    settings = settings.but(**values) if settings is not None else TickTock.of(**values)
+    say = progress or (lambda event: None)
+    if graph is None:
+        graph = analyze(model, example, ignore=ignore, inexact=inexact, progress=say)
+    check_graph(graph)
+    for note in graph.notes:
+        say(f"note: {note}")
+    if latency is None and settings.needs_latency:
+        say("measuring the layers on this device")
+        latency = measure_latency(model, example, progress=say)
+    if continue_from is not None:
+        if folder is None:
+            raise InvalidSetting("continue_from needs a folder for the new run")
+        if not (Path(folder) / "config.json").exists():
+            continue_run(continue_from, folder, settings)
+    phases = pruning_phases(settings, latency)
+    whole = Plan(graph, graph.all_kept())
+    run = Run(settings, phases, model, whole, task, engine=engine, folder=folder, progress=say)
+    result = finish(run)
+    # Pruning has checked its cuts on random inputs of the example's shape; this is the example itself.
+    verify(run.whole or model, result.plan, example)
+    return result
+
+
+def train(
+    model: nn.Module,
+    example: Any,
+    task: Task,
+    *,
+    settings: Training | None = None,
+    engine: Engine | None = None,
+    folder: str | Path | None = None,
+    progress: Progress | None = None,
+    **values: Any,
+) -> Result:
+    """Train a copy of the model; the arguments are those of `prune`, and `values` as epochs=10 or lr=0.1."""
+    settings = settings.but(**values) if settings is not None else Training.of(**values)
+    graph = analyze(model, example, probe=False)
+    whole, say = Plan(graph, graph.all_kept()), progress or (lambda event: None)
+    return finish(
+        Run(settings, training_phases(settings), model, whole, task, engine=engine, folder=folder, progress=say)
+    )
+
+
+def finish(run: Run) -> Result:
+    """Do all of a run, and give its result."""
+    for event in run.events():
+        run.progress(event)
+        if isinstance(event, Finished):
+            return event.result
+    raise AssertionError("a run ends with an event that holds its result")
+
+
+def pruning_phases(
+    settings: TickTock, latency: LatencyTable | None = None, baseline: Training | None = None
+) -> Sequence[Phase]:
+    """What a pruning run does.
+
+    baseline: first train the network like this.
+    """
+    learning, phases = settings.learning, list[Phase]()
+    if baseline is not None:
+        phases.append(TrainPhase("baseline", baseline.schedule, baseline.learning))
+    phases.append(StartPhase())
+    if settings.retrain_epochs:
+        schedule = replace(settings.finetune, epochs=settings.retrain_epochs)
+        phases.append(TrainPhase("retrain", schedule, learning, averages=True))
+    phases.append(PruningPhase(settings, latency))
+    phases.append(TrainPhase("finetune", settings.finetune, learning, distills=True, averages=True))
+    return phases
+
+
+def training_phases(settings: Training) -> Sequence[Phase]:
+    """What a training run does."""
+    return [StartPhase(), TrainPhase("train", settings.schedule, settings.learning, distills=True, averages=True)]

@@ -1,0 +1,217 @@
+"""Ticks and Tocks: the phase that prunes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from secateur.channels.shrink import copy_model
+from secateur.channels.verify import confirm
+from secateur.pruning.folded import Folded
+from secateur.pruning.latency import LatencyTable
+from secateur.pruning.pruner import Pruner
+from secateur.pruning.scores import Random, check_state
+from secateur.pruning.selection import Target, check_reachable
+from secateur.runs.events import Event, Tick, Tock
+from secateur.runs.phases import Phase, only_train_
+from secateur.runs.settings import TickTock
+from secateur.training.batches import draw
+from secateur.training.loop import Work
+from secateur.training.optimizers import load_optimizer_state, make_optimizer, optimizer_state
+
+if TYPE_CHECKING:
+    from secateur.runs.run import Run
+
+ALIGNED = 8
+"""On a GPU tensors are cut to multiples of this width; at odd widths masks are faster than cuts."""
+WORTH_CUTTING = 0.85
+"""On a GPU tensors are cut when this share of the MACs is left since the last cut: new shapes are captured anew."""
+
+
+class PruningPhase(Phase):
+    """Ticks, with a Tock after every few of them, until the budget is met."""
+
+    name = "prune"
+
+    def __init__(self, settings: TickTock, latency: LatencyTable | None = None) -> None:
+        self.settings, self.latency = settings, latency
+        self.part = "Tock" if settings.tocks.first and settings.tocks.every else "Tick"
+        """What comes next."""
+        self.ticks = self.tocks = 0
+        """How many are done."""
+
+    def check(self, run: Run) -> None:
+        """Raise for settings that do not fit the network, before anything is trained."""
+        trial = self.make_pruner(run, copy_model(run.model))
+        trial.score.close()
+
+    def make_pruner(self, run: Run, model: nn.Module) -> Pruner:
+        """Put gates on the model."""
+        settings = self.settings
+        pruner = Pruner(
+            model,
+            graph=run.graph,
+            score=Random(settings.seed) if settings.score == "random" else settings.score,
+            rank=settings.ranking,
+            rank_power=settings.rank_power,
+            limits=settings.limits,
+            filter_scale=settings.filter_scale,
+            latency=self.latency,
+        )
+        self.target = Target(settings.budget, run.graph, self.latency)
+        check_reachable(self.target, pruner.floors)
+        if run.folder is not None:
+            check_state(pruner.score)
+        pruner.agree = run.world.average
+        return pruner
+
+    def start(self, run: Run) -> None:
+        settings, pruner = self.settings, run.pruner
+        assert pruner is not None
+        self.pruner, self.gates = pruner, pruner.gates
+        on_cpu = run.trainer.device.type == "cpu"
+        self.cut_at_once = settings.cut == "now" or (settings.cut == "auto" and on_cpu)
+        self.aligns = settings.cut == "auto" and not on_cpu
+        """Whether tensors are cut to aligned widths, and the rest of what is removed is masked."""
+        self.in_tock = trained_in_tock(pruner, run.trained)
+        self.in_tick = trained_in_tick(run.model, pruner, run.trained, run.graph.final, settings.ticks.shifts)
+        self.optimizer = make_optimizer(self.in_tock, settings.learning)
+        self.loss = run.distilled(settings.learning)
+        self.folded: Folded | None = None
+        self.shapes = self.gates.present
+        """What was left of the tensors when steps were last captured."""
+
+    def met(self) -> bool:
+        return self.target.met(self.pruner.kept)
+
+    def progress(self, run: Run) -> float:
+        return min(1.0, (1 - self.target.left(self.pruner.kept)) / max(1e-9, 1 - self.settings.budget.share))
+
+    def resumable(self) -> bool:
+        return self.part == "Tock" or self.pruner.score.resumable
+
+    def events(self, run: Run) -> Iterator[Event]:
+        while not self.met():
+            yield from self._tick(run) if self.part == "Tick" else self._tock(run)
+        # The code may depend on exactly these widths: no result is better than a wrong one.
+        assert run.whole is not None
+        confirm(run.whole, self.pruner.plan)
+        self.pruner.cut_(multiple_of=ALIGNED if self.aligns else 1)
+
+    def _tick(self, run: Run) -> Iterator[Event]:
+        ticks, started = self.settings.ticks, time.perf_counter()
+        only_train_(run.model, [*self.in_tick, *self.gates.phis])
+        if not run.epoch and not run.position.step:
+            # Scores that observe the outputs of layers have observed Tocks and evaluations too.
+            self.pruner.score.begin(self.gates)
+        drawn = partial(draw, fraction=ticks.data, per_class=ticks.per_class)
+        loss = 0.0
+        for _ in range(run.epoch, ticks.epochs):
+            work = self._work(run, run.task.loss, rate=lambda step: ticks.lr, after_backward=self.pruner.observe)
+            with self.folded.in_use() if self.folded is not None else nullcontext():
+                loss = run.train_epoch(f"Tick {self.ticks + 1}", work, drawn)
+        self.ticks += 1
+        skipped = self.pruner.skipped
+        removal = self.pruner.prune(ticks.removes, self.settings.budget, optimizer=self.optimizer, cut=self.cut_at_once)
+        run.keep_good_state()
+        met = self.met()
+        yield run.note(
+            Tick,
+            run.metrics_after(met),
+            started,
+            number=self.ticks,
+            loss=loss,
+            removed=removal.removed,
+            skipped=skipped,
+            scores=removal.scores,
+            threshold=removal.threshold,
+        )
+        tocks = self.settings.tocks
+        self.part = "Tock" if tocks.every and self.ticks % tocks.every == 0 else "Tick"
+        if met:
+            run.keep_pruned()
+        else:
+            run.next_stage()
+
+    def _tock(self, run: Run) -> Iterator[Event]:
+        tocks = self.settings.tocks
+        if self.aligns and not run.epoch and not run.position.step:
+            count_macs = run.graph.count_macs
+            if count_macs(self.pruner.widened(ALIGNED)) <= WORTH_CUTTING * count_macs(self.gates.present.kept):
+                self.pruner.cut_(self.optimizer, ALIGNED)
+                run.keep_good_state()
+        only_train_(run.model, self.in_tock)
+        number, steps = self.tocks + 1, tocks.epochs * run.num_batches
+        for epoch in range(run.epoch, tocks.epochs):
+            started = time.perf_counter()
+            before = epoch * run.num_batches
+            work = self._work(
+                run,
+                self.loss,
+                rate=lambda step, before=before: tocks.rate(before + step, steps),
+                after_backward=lambda: self.gates.add_l1_(tocks.sparsity),
+            )
+            with self.folded.in_use() if self.folded is not None else nullcontext():
+                loss = run.train_epoch(f"Tock {number}, epoch {epoch + 1} of {tocks.epochs}", work)
+            metrics = run.metrics_after(epoch + 1 == tocks.epochs)
+            yield run.note(Tock, metrics, started, number=number, epoch=epoch + 1, epochs=tocks.epochs, loss=loss)
+            run.save()
+        self.tocks += 1
+        self.part = "Tick"
+        run.next_stage()
+
+    def _work(self, run: Run, loss: Any, **values: Any) -> Work:
+        if self.shapes is not self.gates.present:
+            # Cut since the last epoch, here or by the pruner because a mask would not have held.
+            self.shapes, self.folded = self.gates.present, None
+            run.trainer.forget()
+        # On a GPU, where every kernel counts, the gates of norms are folded in together.
+        folds = run.trainer.device.type == "cuda" and run.world.size == 1 and run.engine.accumulate == 1
+        if folds and self.folded is None:
+            self.folded = Folded(self.gates)
+        ticks = self.part == "Tick"
+        return Work(
+            self.part,
+            loss,
+            self.optimizer,
+            prepare=self.folded.prepare if self.folded is not None else None,
+            collect=self.folded.collect if self.folded is not None else None,
+            capturable=not ticks or self.pruner.score.capturable,
+            compilable=not ticks,
+            tensors=lambda: list(self.pruner.score.state().values()),
+            **values,
+        )
+
+    def state_dict(self, run: Run) -> dict[str, Any]:
+        return {
+            "part": self.part,
+            "ticks": self.ticks,
+            "tocks": self.tocks,
+            "optimizer": optimizer_state(self.optimizer, run.model),
+        }
+
+    def load_state_dict(self, run: Run, state: dict[str, Any]) -> None:
+        self.part, self.ticks, self.tocks = state["part"], state["ticks"], state["tocks"]
+        load_optimizer_state(self.optimizer, run.model, state["optimizer"])
+
+
+def trained_in_tick(
+    model: nn.Module, pruner: Pruner, trained: list[nn.Parameter], final: tuple[str, ...], shifts: bool
+) -> list[nn.Parameter]:
+    """The gates and the final layers; with `shifts` those of gated batch norms too."""
+    named = dict(model.named_parameters())
+    chosen = {id(named[name]) for name in final if name in named}
+    if shifts:
+        chosen |= {id(p) for m in pruner.gates.modules if m.gate_fold.frozen for p in m.gate_tensors()[2:]}
+    return [*(p for p in trained if id(p) in chosen), *pruner.gates.trainable]
+
+
+def trained_in_tock(pruner: Pruner, trained: list[nn.Parameter]) -> list[nn.Parameter]:
+    """Everything but the weights of batch norms that are folded into gates."""
+    frozen = {id(p) for m in pruner.gates.modules if m.gate_fold.frozen for p in m.gate_tensors()[1:2]}
+    return [*(p for p in trained if id(p) not in frozen), *pruner.gates.trainable]

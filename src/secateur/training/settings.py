@@ -1,0 +1,102 @@
+"""How a network is trained: the schedule, and what all phases of a run share. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from secateur.settings import InvalidField, Settings, check_seed, group
+from secateur.training.schedules import SHAPES, Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Settings):
+    """How long a phase trains, and at which learning rates."""
+
+    epochs: int = 40
+    """Number of epochs."""
+
+    lr: float = 1e-2
+    """Highest learning rate."""
+
+    lr_low: float = 1e-3
+    """Lowest learning rate, for the shapes that have one."""
+
+    shape: Shape = "triangle"
+    """triangle (the paper's: up, down), warmup (up for a fifth, down to 0), cosine (down), steps or constant."""
+
+    milestones: tuple[float, ...] = (0.6, 0.8, 0.9)
+    """Where "steps" divides the learning rate, as fractions of the epochs. The paper: 0.6, 0.8, 0.9 on ImageNet."""
+
+    divide: float = 10.0
+    """What "steps" divides the learning rate by."""
+
+    def check(self) -> None:
+        self.require("0 or more", "epochs", "lr", "lr_low", holds=lambda value: value >= 0)
+        if self.lr_low > self.lr:
+            raise InvalidField("lr_low", "is out of range", got=self.lr_low, wanted=f"at most lr, {self.lr}")
+        numbers = all(isinstance(value, int | float) for value in self.milestones)
+        if not numbers or not all(0 < value < 1 for value in self.milestones):
+            wanted = "fractions of the epochs, between 0 and 1"
+            raise InvalidField("milestones", "is out of range", got=self.milestones, wanted=wanted)
+        self.require("a number above 0", "divide", holds=lambda value: value > 0)
+
+    def rate(self, step: int, num_steps: int) -> float:
+        """The learning rate of a step, out of so many in the whole phase."""
+        divided = (self.milestones, self.divide) if self.shape == "steps" else ()
+        # A loader may give more batches than its length says.
+        return SHAPES[self.shape](min(step, num_steps), num_steps, self.lr_low, self.lr, *divided)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning(Settings):
+    """What all phases of a run share: the optimizer, distillation, and averaging."""
+
+    optimizer: str = "sgd"
+    """Any optimizer of torch, by name: sgd, adamw, ..."""
+
+    momentum: float = 0.9
+    """Momentum, for optimizers that have it."""
+
+    nesterov: bool = False
+    """Use Nesterov momentum."""
+
+    weight_decay: float = 1e-4
+    """Weight decay, on gates too."""
+
+    decay_norms: bool = True
+    """Apply weight decay to gates, batch norms and biases too; otherwise to filters alone."""
+
+    distill: float = 0.0
+    """Share of the loss that is the distance from the whole network's output, in Tocks and fine-tuning."""
+
+    distill_temperature: float = 4.0
+    """Temperature that softens both outputs."""
+
+    ema: float = 0.0
+    """Decay of a moving average of the weights, which becomes the result of fine-tuning; 0 for none."""
+
+    def check(self) -> None:
+        self.require("0 or more", "momentum", "weight_decay", holds=lambda value: value >= 0)
+        self.require("a share, at least 0 and below 1", "distill", "ema", holds=lambda value: 0 <= value < 1)
+        self.require("a number above 0", "distill_temperature", holds=lambda value: value > 0)
+
+
+Evaluate = Literal["always", "phases", "end"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Settings):
+    """Train a network: from random weights, or from those that it has."""
+
+    schedule: Schedule = group(Schedule)
+    learning: Learning = group(Learning)
+
+    evaluate: Evaluate = "always"
+    """When to compute the metrics: after every epoch, or at the end only (phases, end)."""
+
+    seed: int = 0
+    """Seed of everything random in a run."""
+
+    def check(self) -> None:
+        check_seed(self.seed)
