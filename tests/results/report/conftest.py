@@ -14,8 +14,8 @@ from torch import nn
 import secateur
 from secateur.data.arrays import Arrays
 
-SETTINGS = secateur.TickTock(
-    keep_macs=0.5, tick_removes=0.15, ticks_per_tock=2, tock_epochs=2, finetune_epochs=2, min_ratio=0.2
+SETTINGS = secateur.TickTock.of(
+    keep_macs=0.5, tick_removes=0.15, tock_every=2, tock_epochs=2, finetune_epochs=2, min_ratio=0.2
 )
 
 
@@ -36,7 +36,7 @@ def make_run(folder: Path, settings: secateur.TickTock) -> secateur.Result:
         nn.Linear(16, 2),
     )
     task = secateur.classification(Arrays(images, labels, 32, shuffle=True), Arrays(images, labels, 96))
-    result = settings(model, secateur.analyze(model, images[:1]), task, folder=folder)
+    result = secateur.prune(model, images[:1], task, settings=settings, folder=folder)
     secateur.save(result, folder / "result")
     return result
 
@@ -44,7 +44,7 @@ def make_run(folder: Path, settings: secateur.TickTock) -> secateur.Result:
 @pytest.fixture(scope="package")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """`taylor` and `slim`: finished. `training`: a run that only trains."""
-    settings = {"taylor": SETTINGS, "slim": SETTINGS.but(score="slim", tick_removes=0.3, ticks_per_tock=0)}
+    settings = {"taylor": SETTINGS, "slim": SETTINGS.but(score="slim", tick_removes=0.3, tock_every=0)}
     folders = {name: tmp_path_factory.mktemp("runs") / name for name in (*settings, "training")}
     for name in settings:
         make_run(folders[name], settings[name])
