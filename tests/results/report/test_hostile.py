@@ -11,8 +11,8 @@ import pytest
 from looking import open_report
 
 from secateur.errors import InvalidData
+from secateur.files import LARGEST
 from secateur.results.report import write_report
-from secateur.results.report.read import LARGEST
 
 SCRIPT = "</script><script>document.title = 'taken'</script>"
 IMAGE = "<img src=http://evil.example/x onerror=alert(1)>"
@@ -140,7 +140,7 @@ def check_refused(folder: Path, target: Path, name: str, got: str = "") -> None:
 def test_damaged_and_huge_files_are_refused(name: str, data: bytes | None, copied: Path, tmp_path: Path) -> None:
     with (copied / name).open("wb") as file:
         file.truncate(LARGEST + 1) if data is None else file.write(data)
-    check_refused(copied, tmp_path, name, "33,554,433 bytes" if data is None else "")
+    check_refused(copied, tmp_path, name, f"{LARGEST + 1:,} bytes" if data is None else "")
 
 
 def test_a_pipe_is_not_waited_for(copied: Path, tmp_path: Path) -> None:
