@@ -17,18 +17,16 @@ from typing import Any
 import many
 import pytest
 import torch
-import torch.distributed as dist
 from filelock import FileLock
 from many import CASES, EVEN, NAN_AT, at_call, by_parts, outcome, run_of
 from small import Net, batches, finished, make_run, prepared, quick, same
 from torch import Tensor, nn
 
 from secateur import Diverged, Engine, Pruner, analyze
-from secateur.errors import LostProcess
 from secateur.runs import record
 from secateur.runs.prune import finish
 from secateur.training.checkpoint import RunFolder
-from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_, worded
+from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_
 from secateur.training.loop import Trainer, Work
 
 LIMIT = 120
@@ -281,14 +279,3 @@ def test_synced_norms_with_gates_cut_and_merged() -> None:
     assert list(net.state_dict()) == keys
     assert net[1].num_features == net[0].out_channels < 8
     torch.testing.assert_close(net(images), cut)
-
-
-def test_the_end_of_another_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = dist.DistNetworkError("Connection closed by peer")
-    with pytest.raises(dist.DistNetworkError), worded("resume"):
-        raise gone  # there is no other
-    monkeypatch.setattr(World, "current", staticmethod(lambda: World(0, 2)))
-    with pytest.raises(LostProcess), worded("resume"):
-        raise gone
-    with pytest.raises(RuntimeError, match="of the model's own"), worded("resume"):
-        raise RuntimeError("of the model's own")
