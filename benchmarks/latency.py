@@ -20,8 +20,8 @@ from torch import nn
 import secateur
 from secateur.errors import UnreachableBudget
 from secateur.models.lookup import find_model
-from secateur.pruning.latency import time_by_turns, waiting_for
 from secateur.results.bench import runner, summarize
+from secateur.timing import time_in_turn
 from secateur.words import counted
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -37,7 +37,7 @@ taken by turns with the whole network."""
 
 def pruned(model: nn.Module, example: torch.Tensor, share: float, kind: str, table: Any) -> nn.Module:
     """The network with that share of its MACs, or of its time, left."""
-    copy = secateur.shrink(model, secateur.Plan.drop(secateur.analyze(model, example, probe=False), 0.0))
+    copy = secateur.shrink(model, secateur.Plan.random(secateur.analyze(model, example, probe=False), 0.0))
     by_latency = "by latency" in kind
     rank = {"rank": "score_per_microsecond", "latency": table} if by_latency else {}
     pruner = secateur.Pruner(copy, example, score="l1", multiple_of=8 if "8" in kind else 1, **rank)
@@ -73,7 +73,7 @@ def measure(name: str, device: torch.device, batch: int, size: int, repetitions:
     for label, network in networks.items():
         network.to(device, precision).to(memory_format=layout)  # pyright: ignore
         calls[label] = runner(network, images, "captured" if on_gpu else "onnxruntime")
-    seconds = time_by_turns(calls, waiting_for(device), repetitions)
+    seconds = time_in_turn(calls, device, repetitions)
     timings = [summarize(label, seconds[label], batch, costs[label]) for label in calls]
     whole = timings[0]
     rows = [

@@ -242,7 +242,11 @@ def test_a_hundred_thousand_channels() -> None:
 @pytest.mark.parametrize("rank", ["score_per_mac", "score_per_param"])
 def test_ranks_per_cost_use_what_each_channel_saves_as_the_network_stands(rank: Any, power: float) -> None:
     graph = secateur.analyze(CifarResNet(8, width=0.25), IMAGES, probe=False)
+<<<<<<< HEAD:tests/pruning/test_selection.py
     kept = Plan.random(graph, 0.3, seed=3).kept
+=======
+    kept = secateur.Plan.random(graph, 0.3, seed=3).kept
+>>>>>>> main:tests/pruning/test_select.py
     scores = torch.rand(graph.num_channels, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     value = ranked(graph, kept, scores, rank, power=power)
 

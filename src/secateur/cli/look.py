@@ -11,7 +11,7 @@ from textwrap import wrap
 from secateur.cli.display import waiting
 from secateur.cli.runs import Source, find_device
 from secateur.errors import InvalidSetting, InvalidTask
-from secateur.plain import to_json
+from secateur.files import to_json
 from secateur.recipes.recipe import Recipe
 from secateur.runs.settings import TickTock
 from secateur.words import counted

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from secateur.cli.display import Display, Scalars
 from secateur.errors import InvalidSetting
-from secateur.plain import to_json
+from secateur.files import to_json
 from secateur.runs.settings import TickTock
 from secateur.training.engine import Engine
 
@@ -119,7 +119,7 @@ def watched(
 ) -> Result:
     """Do a run under the user's eyes."""
     from secateur.recipes.work import Watcher, perform
-    from secateur.training.distributed import World, worded
+    from secateur.training.distributed import World, losing_processes
 
     leads = World.current().leads
     place = find_device(device)
@@ -146,7 +146,7 @@ def watched(
         if advice := engine.advice(place.type):
             display.say(advice)
         watcher = Watcher(say=display.say, step=display.step, event=note, guard=guard)
-        with worded(f"go on with: torchrun ... -m secateur resume {shlex.quote(str(output.out))}"):
+        with losing_processes(f"Resume with: torchrun ... -m secateur resume {shlex.quote(str(output.out))}"):
             return perform(order, settings, engine, output.out, place, watcher, further)
 
 

@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from secateur.errors import Interrupted, InvalidSetting
+from secateur.files import read_json, write_atomic
 from secateur.recipes import reports
 from secateur.recipes.controls import narrowed
 from secateur.recipes.experiments import Experiment, Step
@@ -16,8 +17,6 @@ from secateur.recipes.jobs import Order
 from secateur.recipes.paper import find_recipe
 from secateur.recipes.recipe import scaled, stretched
 from secateur.recipes.work import reopen
-from secateur.results.atomic import write
-from secateur.results.structure import read_json
 from secateur.runs.settings import TickTock
 from secateur.training.distributed import World
 
@@ -82,7 +81,7 @@ def reproduce(
     given = reports.Done(conditions.order, done, folders, conditions.scale, page.with_suffix(".svg"))
     report = getattr(reports, experiment.report) if given.pruned() else reports.nothing_yet
     text = f"# {name}\n\n{report(given)}"
-    write(page, lambda target: target.write_text(text))
+    write_atomic(page, text)
     return text, page
 
 
