@@ -11,8 +11,8 @@ from torch import Tensor
 
 import secateur
 from secateur import Budget, Engine, InvalidSetting, Learning, Limits, Schedule, Ticks, TickTock, Tocks, Training
-from secateur.pruning.scores import OfFilters
-from secateur.training.settings import InvalidField
+from secateur.pruning.scores import FilterScore
+from secateur.settings import InvalidField
 
 
 def test_the_defaults_are_the_papers() -> None:
@@ -132,7 +132,7 @@ def test_numbers_of_numpy_are_plain_data() -> None:
     assert (told["keep_macs"], told["seed"], told["tock_milestones"]) == (0.5, 3, [0.5])
 
 
-class Powered(OfFilters):
+class Powered(FilterScore):
     """A score with settings of its own, and a count that is none of them."""
 
     def __init__(self, power: float, layers: tuple[str, ...] = (), weigh: Any = None) -> None:
@@ -145,7 +145,7 @@ class Powered(OfFilters):
 
 
 @dataclass(eq=False)
-class Scaled(OfFilters):
+class Scaled(FilterScore):
     by: float = 2.0
 
     def worth(self, rows: Tensor) -> Tensor:
