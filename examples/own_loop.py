@@ -34,7 +34,7 @@ for epoch in range(6):
             scaler.update()
             optimizer.zero_grad()
     if epoch in (2, 3, 4):
-        removal = pruner.prune(fraction=0.2, keep_macs=0.5, optimizer=optimizer)
+        removal = pruner.prune(fraction=0.2, budget=secateur.Budget(macs=0.5), optimizer=optimizer)
         print(f"epoch {epoch + 1}: removed {removal.filters} filters, {removal.cost.macs:,} MACs left")
 
 model = pruner.finish().eval()  # gates merged, nothing of ours left
