@@ -16,7 +16,7 @@ from secateur.recipes.reports import PAPER, draw_architectures, draw_rankings, p
 from secateur.results.figures import draw_structures
 from secateur.results.structure import read_json
 from secateur.runs.settings import TickTock
-from secateur.training.settings import Schedule, Training, flat_fields
+from secateur.training.settings import Learning, Schedule, flat_fields
 
 DOCS = Path(__file__).parent.parent / "docs"
 README = DOCS.parent / "README.md"
@@ -182,8 +182,8 @@ On the H200 the pruned ResNet-56 and VGG-16-M are slower than the whole ones. A 
 and 26%; ResNet-56, whose layers have 16 to 64 channels, still loses 8%: at this size it has nothing that a GPU would
 save time on."""
 OF_TRAINING = {
-    *(f"finetune_{name}" for name in ("epochs", "lr", "shape")),
-    *flat_fields(Training),
+    *(prefix + name for prefix in ("finetune_", "") for name in ("epochs", "lr", "shape")),
+    *flat_fields(Learning),
     "distill_mix",
     "batch_size",
     "erase",
