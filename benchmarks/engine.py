@@ -50,7 +50,7 @@ def phases(name: str, engine: Engine, repeats: int, **changes: Any) -> dict[str,
     """Median seconds of a Tick, a Tock epoch and a fine-tuning epoch; the first of each captures and is left out."""
     torch.manual_seed(0)
     model = find_model(name).cuda()
-    train = arrays("cuda", IMAGES, shuffle=True, crop=4, flip=True, channels_last=engine.channels_last, last="drop")
+    train = arrays("cuda", IMAGES, shuffle=True, crop=4, flip=True, channels_last=engine.channels_last, drop_last=True)
     task = secateur.classification(train)
     graph = secateur.analyze(model, torch.randn(1, 3, 32, 32, device="cuda"))
     common = {"tick_removes": 0.002, "tock_every": repeats + 1, "tock_epochs": repeats + 1, **changes}

@@ -15,9 +15,10 @@ from statistics import mean, stdev
 from typing import Any
 
 from secateur.errors import InvalidSetting
+from secateur.files import read_json, read_json_lines
 from secateur.recipes.paper import find_recipe, is_recipe
 from secateur.recipes.reports import main_of
-from secateur.results.structure import Layer, Structure, read_json, read_lines
+from secateur.results.structure import Layer, Structure
 
 RESULTS = Path(__file__).parent.parent / "results"
 KEPT_OF_EVENTS = ("event", "phase", "number", "epoch", "share", "params", "filters", "metrics", "seconds")
@@ -84,7 +85,7 @@ def keep(run: Path, group: str | None) -> Path:
     for key in ("data", "weights"):
         if order[key] is not None:
             order[key] = Path(order[key]).name
-    events = read_lines(run / "result" / "history.jsonl")
+    events = read_json_lines(run / "result" / "history.jsonl")
     data["engine"] = read_json(run / "config.json")["engine"]
     data["trajectory"] = [{key: event[key] for key in KEPT_OF_EVENTS if key in event} for event in events]
     folder = RESULTS / (group or run.resolve().parent.name)

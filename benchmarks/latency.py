@@ -21,8 +21,8 @@ from torch import nn
 import secateur
 from secateur.errors import UnreachableBudget
 from secateur.models.lookup import find_model
-from secateur.pruning.latency import time_by_turns, waiting_for
 from secateur.results.bench import runner, summarize
+from secateur.timing import time_in_turn
 from secateur.words import counted
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -74,7 +74,7 @@ def measure(name: str, device: torch.device, batch: int, size: int, repetitions:
     for label, network in networks.items():
         network.to(device, precision).to(memory_format=layout)  # pyright: ignore
         calls[label] = runner(network, images, "captured" if on_gpu else "onnxruntime")
-    seconds = time_by_turns(calls, waiting_for(device), repetitions)
+    seconds = time_in_turn(calls, device, repetitions)
     timings = [summarize(label, seconds[label], batch, costs[label]) for label in calls]
     whole = timings[0]
     rows = [

@@ -12,11 +12,12 @@ from typing import Any
 
 from evidence import RESULTS, Evidence, read_all, spread
 
+from secateur.files import read_json
 from secateur.recipes.reports import PAPER, draw_architectures, draw_rankings, path_of, table_of_rankings
 from secateur.results.figures import draw_structures
-from secateur.results.structure import read_json
 from secateur.runs.settings import TickTock
-from secateur.training.settings import Learning, Schedule, flat_fields
+from secateur.settings import flat_fields
+from secateur.training.settings import Learning, Schedule
 
 DOCS = Path(__file__).parent.parent / "docs"
 README = DOCS.parent / "README.md"

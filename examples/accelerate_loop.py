@@ -39,4 +39,4 @@ for epoch in range(4):
 model = pruner.finish().eval()
 accuracy = (model(test.images.to(accelerator.device)).argmax(1).cpu() == test.labels).float().mean()
 share = pruner.cost.macs / pruner.graph.macs
-accelerator.print(f"{share:.0%} of the MACs, {100 * accuracy:.1f}% of the test images right")
+accelerator.print(f"{share:.0%} of the MACs, {100 * accuracy:.1f}% of the test images correct")

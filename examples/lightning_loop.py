@@ -57,4 +57,4 @@ trainer.fit(Digits(model), loader)
 
 model = pruner.finish().eval()
 accuracy = (model(test.images).argmax(1) == test.labels).float().mean()
-print(f"{pruner.cost.macs / pruner.graph.macs:.0%} of the MACs, {100 * accuracy:.1f}% of the test images right")
+print(f"{pruner.cost.macs / pruner.graph.macs:.0%} of the MACs, {100 * accuracy:.1f}% of the test images correct")

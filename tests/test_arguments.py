@@ -13,7 +13,7 @@ from secateur import InvalidArgument, Plan, Pruner, TickTock
 
 MODEL = "a model is an nn.Module, got ChannelGraph: pass the network itself"
 GRAPH = r"a channel graph is wanted, got {}: make it with secateur.analyze\(model, example\)"
-PLAN = r"a plan is wanted, got ChannelGraph: make it with secateur.Plan.keep\(graph, ...\) or Plan.drop"
+PLAN = r"a plan is wanted, got ChannelGraph: make it with secateur.Plan.keep\(graph, ...\) or Plan.random"
 
 
 @dataclass
@@ -31,7 +31,7 @@ def given() -> Given:
     example = torch.randn(1, 3, 8, 8)
     graph = secateur.analyze(model, example)
     task = secateur.Task([example], lambda model, batch: model(batch).sum())
-    return Given(model, graph, Plan.drop(graph), task, example)
+    return Given(model, graph, Plan.random(graph), task, example)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def given() -> Given:
         (lambda g: TickTock(keep_macs=0.5).steps(g.model, g.task, g.graph), GRAPH.format("Task")),
         (lambda g: TickTock(keep_macs=0.5)(g.model, g.example, g.task), GRAPH.format("Tensor")),
         (lambda g: secateur.insert_gates_(g.model, g.model), GRAPH.format("Sequential")),
-        (lambda g: Plan.drop(g.model), GRAPH.format("Sequential")),
+        (lambda g: Plan.random(g.model), GRAPH.format("Sequential")),
         (lambda g: Plan.keep(g.model, {"0": [1]}), GRAPH.format("Sequential")),
         (lambda g: Plan(g.model, torch.ones(8, dtype=torch.bool)), GRAPH.format("Sequential")),
         (lambda g: Plan.from_json(g.model, g.plan.to_json()), GRAPH.format("Sequential")),

@@ -1,22 +1,18 @@
 """Images in a folder per class."""
 
-import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from miniature_images import DEVKIT, records, save, synset, write_class_folders, write_imagenet, write_tiny_imagenet
+from miniature_images import save, write_class_folders, write_imagenet, write_tiny_imagenet
 from PIL import Image, ImageOps
-from scipy.io import savemat
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from secateur.data.folders import CLASS_FOLDERS, IMAGENET, TINY_IMAGENET, class_folders, imagenet, tiny_imagenet
+from secateur.data.folders import class_folders, imagenet, tiny_imagenet
 from secateur.data.images import Images, compose
-from secateur.errors import InvalidData
 
 
 def data(loader: DataLoader) -> Images:
@@ -85,32 +81,6 @@ def test_what_counts_as_an_image(tmp_path: Path) -> None:
     assert data(train)[1][0].shape == (3, 224, 224)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda folder: (folder / "train").rename(folder / "Train"), "there is no .*/train;"),
-        (lambda folder: (folder / "val").rename(folder / "valid"), "there is no .*/val;"),
-        (
-            lambda folder: (folder / "train/class_9").mkdir(),
-            r"train/class_9 is broken: it holds no images \(.jpg .jpeg",
-        ),
-        (lambda folder: (folder / "val/class_9").mkdir(), "val/class_9 is broken: train has no class 'class_9';"),
-        (lambda folder: empty(folder / "train"), "train is broken: it holds no folders of classes;"),
-        (lambda folder: empty(folder / "val"), "val is broken: it holds no folders of classes;"),
-    ],
-)
-def test_own_folders_that_do_not_fit_are_named(tmp_path: Path, change: Any, message: str) -> None:
-    write_class_folders(tmp_path)
-    change(tmp_path)
-    with pytest.raises(InvalidData, match=rf"^class folders: .*{message}.*{re.escape(str(CLASS_FOLDERS))}$"):
-        class_folders(tmp_path)
-
-
-def empty(folder: Path) -> None:
-    for child in folder.iterdir():
-        child.rename(folder.parent / f"moved_{child.name}")
-
-
 # ImageNet
 
 
@@ -135,52 +105,6 @@ def test_both_forms_of_validation_agree(tmp_path: Path) -> None:
     (_, one), (_, other) = imagenet(tmp_path / "folders"), imagenet(tmp_path / "flat")
     assert labelled(one) == labelled(other)
     assert len(labelled(one)) == 12
-
-
-def write_truth(folder: Path, text: str) -> None:
-    (folder / DEVKIT / "ILSVRC2012_validation_ground_truth.txt").write_text(text)
-
-
-def write_meta(folder: Path, **variables: Any) -> None:
-    savemat(folder / DEVKIT / "meta.mat", variables)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda folder: write_truth(folder, "1\n" * 11), "ground_truth.txt is broken: it has 11 lines for 12 images;"),
-        (
-            lambda folder: write_truth(folder, "1\n" * 11 + "9\n"),
-            "ground_truth.txt is broken: 9 is the number of no cl",
-        ),
-        # The root of the kit's tree is no class.
-        (
-            lambda folder: write_truth(folder, "1\n" * 11 + "4\n"),
-            "ground_truth.txt is broken: 4 is the number of no cl",
-        ),
-        (lambda folder: write_truth(folder, "1\nn0144\n"), "truth.txt is broken: line 2 is 'n0144', wanted: number;"),
-        (lambda folder: write_truth(folder, "\n\n"), "ground_truth.txt is broken: it is empty;"),
-        (lambda folder: (folder / DEVKIT).rename(folder / "kit"), "there is no .*ground_truth.txt;"),
-        (lambda folder: (folder / DEVKIT / "meta.mat").unlink(), "there is no .*meta.mat;"),
-        (
-            lambda folder: (folder / DEVKIT / "meta.mat").write_bytes(b"x" * 200),
-            "meta.mat is broken: it is not a file of MATLAB 5 to 7",
-        ),
-        (lambda folder: write_meta(folder, words=1), "meta.mat is broken: it has no variable synsets;"),
-        (lambda folder: write_meta(folder, synsets="n0144"), "meta.mat is broken: TypeError"),
-        (lambda folder: write_meta(folder, synsets=records([synset(1, "n1", [])])), "1 is the number of no class"),
-        (lambda folder: empty(folder / "val"), r"val is broken: it holds no images \(.jpg"),
-        (
-            lambda folder: (folder / "val/ILSVRC2012_val_00000002.JPEG").rename(folder / "val/2.JPEG"),
-            "there is no .*ILSVRC2012_val_00000002.JPEG;",
-        ),
-    ],
-)
-def test_a_flat_validation_that_does_not_fit_is_named(tmp_path: Path, change: Any, message: str) -> None:
-    write_imagenet(tmp_path, devkit=True)
-    change(tmp_path)
-    with pytest.raises(InvalidData, match=rf"^ImageNet: .*{message}.*{re.escape(str(IMAGENET))}$"):
-        imagenet(tmp_path)
 
 
 # Tiny-ImageNet
@@ -216,38 +140,6 @@ def test_images_of_tiny_imagenet_keep_their_pixels(tmp_path: Path) -> None:
 def places(view: Tensor, whole: Tensor) -> list[tuple[int, int]]:
     """Where an image of 64x64 pixels is found in one of 72x72."""
     return [(y, x) for y in range(9) for x in range(9) if torch.equal(whole[:, y : y + 64, x : x + 64], view)]
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
-        ("wnids.txt", None, "there is no .*tiny-imagenet-200/wnids.txt;"),
-        ("wnids.txt", "", "wnids.txt is broken: it is empty;"),
-        ("wnids.txt", "n02124075\n../../secret\n", "wnids.txt is broken: '../../secret' leads out of the folder;"),
-        ("wnids.txt", "n02124075\nn9\n", "there is no .*train/n9/images;"),
-        ("wnids.txt", "n02124075\nn02124106\n", "val_annotations.txt is broken: 'n02124137' is not in wnids.txt;"),
-        ("val/val_annotations.txt", None, "there is no .*val_annotations.txt;"),
-        (
-            "val/val_annotations.txt",
-            "val_0.JPEG n02124075\n",
-            "line 1 is 'val_0.JPEG n02124075', wanted: file wnid left",
-        ),
-        ("val/val_annotations.txt", "val_99.JPEG n02124075 0 0 1 1\n", "there is no .*val/images/val_99.JPEG;"),
-        ("val/val_annotations.txt", "/etc/passwd n02124075 0 0 1 1\n", "'/etc/passwd' leads out of the folder;"),
-        ("val/val_annotations.txt", "C:\\x.JPEG n02124075 0 0 1 1\n", r"leads out of the folder;"),
-        ("val/val_annotations.txt", b"\xff\xfe\x00", "val_annotations.txt is broken: it is not a text file;"),
-    ],
-)
-def test_a_tiny_imagenet_that_does_not_fit_is_named(
-    tmp_path: Path, file: str, text: str | bytes | None, message: str
-) -> None:
-    write_tiny_imagenet(tmp_path)
-    path = tmp_path / "tiny-imagenet-200" / file
-    path.unlink()
-    if text is not None:
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(InvalidData, match=rf"^Tiny-ImageNet: .*{message}.*{re.escape(str(TINY_IMAGENET))}$"):
-        tiny_imagenet(tmp_path)
 
 
 def test_an_image_of_another_size_is_made_to_fit(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Images that are files: decoding, augmenting, batches."""
 
 import io
+import re
 import struct
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pictures import LAYOUT, MEAN, STD, TREE, noise, to_bytes, write
+from pictures import LAYOUT, MEAN, STD, noise, to_bytes, write
 from PIL import Image, ImageFile
 from torch import Tensor
 
@@ -95,27 +96,37 @@ def jpeg_of(width: int, height: int) -> bytes:
     return bytes(data)
 
 
-BROKEN = {
+DAMAGED = {
     "half a JPEG": (jpeg()[:2000], r"image file is truncated"),
     "the header of a JPEG": (jpeg()[:150], r"Truncated File Read|cannot identify image file"),
     "half a PNG": (png_of(40, 32)[:60], r"image file is truncated|broken PNG file"),
     "nothing": (b"", r"cannot identify image file"),
     "text": (b"404 Not Found", r"cannot identify image file"),
     "a program": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", r"cannot identify image file"),
-    "floating-point numbers": (None, r"its pixels have 32 bits \(mode F\), of which white is not known"),
+    "floating-point numbers": (None, r"pixels of 32 bits \(mode F\)"),
+    "missing": (..., "None"),
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_image_is_named(tmp_path: Path, kind: str) -> None:
-    data, reason = BROKEN[kind]
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_image_is_named(tmp_path: Path, kind: str) -> None:
+    data, got = DAMAGED[kind]
     path = tmp_path / "robin.jpg"
     if data is None:
         Image.fromarray(np.zeros((4, 4), np.float32)).save(path, "TIFF")
-    else:
+    elif isinstance(data, bytes):
         path.write_bytes(data)
-    with pytest.raises(InvalidData, match=rf"^Birds: .*robin.jpg is broken: .*({reason}).*; unpack it again; {TREE}"):
+    check_refused(path, got)
+
+
+def check_refused(path: Path, got: str) -> None:
+    with pytest.raises(InvalidData) as caught:
         Images([str(path)], [0], for_testing(), LAYOUT)[0]
+    error = caught.value
+    assert error.what.startswith("Birds: ")
+    assert path.name in error.what
+    assert re.search(got, str(error.got))
+    assert str(LAYOUT) in str(error.remedy)
 
 
 def test_a_failure_of_a_decoder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,14 +134,7 @@ def test_a_failure_of_a_decoder_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         raise struct.error("unpack requires 4 bytes")
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", fail)
-    path = write(tmp_path / "robin.png", PLAIN)
-    with pytest.raises(InvalidData, match=r"robin.png is broken: error\('unpack requires 4 bytes'\); unpack"):
-        read_image(path, LAYOUT)
-
-
-def test_a_missing_image_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidData, match=rf"^Birds: there is no .*robin.jpg; {TREE}"):
-        read_image(str(tmp_path / "robin.jpg"), LAYOUT)
+    check_refused(Path(write(tmp_path / "robin.png", PLAIN)), r"error\('unpack requires 4 bytes'\)")
 
 
 @pytest.mark.parametrize("limited", [True, False])
@@ -142,15 +146,12 @@ def test_an_image_too_large_is_refused_by_its_header(
         raise AssertionError("decoded")
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", fail)
-    reason = r"DecompressionBombError\('Image size \(3600000000 pixels\) exceeds limit.*"
     if not limited:
         # As libraries do that read maps.
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-        reason = "it claims 60000x60000 pixels, more than 178,000,000"
     path = tmp_path / "robin.jpg"
     path.write_bytes(data)
-    with pytest.raises(InvalidData, match=rf"^Birds: .*robin.jpg is broken: {reason}; unpack it again; {TREE}"):
-        read_image(str(path), LAYOUT)
+    check_refused(path, "DecompressionBombError" if limited else "60000x60000 pixels, more than 178,000,000")
     with pytest.raises((ValueError, Image.DecompressionBombError), match="pixels"):
         read_map(str(path))
 
@@ -214,10 +215,9 @@ def test_boxes_are_cut_out_first(tmp_path: Path) -> None:
     assert np.array_equal(to_bytes(data[0][0]).numpy(), noise()[3:13, 5:25])
     assert np.array_equal(to_bytes(data[1][0]).numpy(), noise()[28:])
     outside = Images([path], [0], compose(), LAYOUT, [(40.0, 3.0, 20.0, 10.0)])
-    with pytest.raises(
-        InvalidData, match=r"robin.png is broken: its box \(40.0, 3.0, 20.0, 10.0\) lies outside its 40x"
-    ):
+    with pytest.raises(InvalidData) as caught:
         outside[0]
+    assert caught.value.got == "40x32 pixels"
 
 
 # Batches
@@ -277,7 +277,7 @@ def test_a_broken_image_is_named_by_a_worker_too(tmp_path: Path) -> None:
     (tmp_path / "3.png").write_bytes(b"")
     train, _ = loaders(data, data, batch_size=2, workers=2)
     batches: Any = iter(train)
-    with pytest.raises(InvalidData, match=rf"InvalidData: Birds: .*3.png is broken: cannot identify.*{TREE[:-1]}\n$"):
+    with pytest.raises(InvalidData, match=r"3.png is damaged: got cannot identify"):
         list(batches)
     # Left to the garbage collector, this takes ten seconds.
     batches._shutdown_workers()
@@ -294,8 +294,9 @@ def test_workers_are_for_large_datasets(monkeypatch: pytest.MonkeyPatch, cores: 
 
 def test_the_size_of_a_batch_is_checked(tmp_path: Path) -> None:
     data = some(tmp_path, 1)
-    with pytest.raises(InvalidSetting, match="batch_size must be 1 or more, got 0"):
+    with pytest.raises(InvalidSetting) as caught:
         loaders(data, data, 0)
+    assert caught.value.got == 0
 
 
 # Packages

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pictures import LAYOUT, TREE, noise, to_bytes, write
+from pictures import LAYOUT, to_bytes, write
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
@@ -15,11 +15,9 @@ from secateur.data.images import Maps, compose, read_map
 from secateur.errors import InvalidData
 
 
-def maps(
-    folder: Path, values: np.ndarray, *steps: Any, pixels: np.ndarray | None = None, size: int | None = None
-) -> Maps:
+def maps(folder: Path, values: np.ndarray, *steps: Any, size: int | None = None) -> Maps:
     """Grey images that show their own label maps."""
-    shown = np.repeat(values[:, :, None], 3, axis=2) if pixels is None else pixels
+    shown = np.repeat(values[:, :, None], 3, axis=2)
     paths = [write(folder / "image.png", shown)], [write(folder / "map.png", values)]
     return Maps(*paths, {0: 0, 1: 1, 2: 2, 7: 255}, compose(*steps), LAYOUT, read_map, size)
 
@@ -65,18 +63,12 @@ def test_palettes_are_places_of_colours(tmp_path: Path) -> None:
 
 
 def test_label_maps_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidData, match=rf"^Birds: .*map.png is broken: it holds the value 5, wanted 0 to 2, 7;.*{TREE}"
-    ):
+    """More of them in test_damaged.py."""
+    with pytest.raises(InvalidData) as caught:
         maps(tmp_path, np.full((6, 9), 5, np.uint8))[0]
-    with pytest.raises(InvalidData, match=r"map.png is broken: it has 9x6 pixels and its image 40x32"):
-        maps(tmp_path, some_values(), pixels=noise())[0]
-    with pytest.raises(InvalidData, match=r"map.png is broken: a label map has one value of 8 bits .* of mode RGB"):
-        maps(tmp_path, noise(), pixels=noise())[0]
+    assert (caught.value.got, caught.value.wanted) == ("the value 5", "0 to 2, 7")
     data = maps(tmp_path, some_values())
     (tmp_path / "map.png").write_bytes(b"")
-    with pytest.raises(InvalidData, match=r"map.png is broken: cannot identify image file"):
+    with pytest.raises(InvalidData) as caught:
         data[0]
-    (tmp_path / "map.png").unlink()
-    with pytest.raises(InvalidData, match=r"there is no .*map.png"):
-        data[0]
+    assert "cannot identify image file" in str(caught.value.got)

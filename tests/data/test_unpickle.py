@@ -152,18 +152,18 @@ class Reduced:
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (b"", "it ends after 0 bytes"),
-        (b"\x80\x02.", "does not end with a single value"),
-        (b"NN.", "does not end with a single value"),
-        (b"(N.", "does not end with a single value"),
-        (b"cnumpy\ndtype\n.", "does not end with a single value"),
-        (b"N\x85\x85\x86.", "takes more values from its stack"),
-        (b"(e.", "takes more values from its stack"),
-        (b"u.", "takes more values from its stack"),
-        (b"q\0.", "takes more values from its stack"),
-        (b"h\x07.", "goes back to value 7"),
-        (b"X\x01\0\0\0\xff.", "text that is not in its own encoding"),
-        (b"c_codecs\nencode\nX\x02\0\0\0\xc4\x80X\x06\0\0\0latin1\x86R.", "text that is not in its own encoding"),
+        (b"", "an end after 0 bytes"),
+        (b"\x80\x02.", "no single value at its end"),
+        (b"NN.", "no single value at its end"),
+        (b"(N.", "no single value at its end"),
+        (b"cnumpy\ndtype\n.", "no single value at its end"),
+        (b"N\x85\x85\x86.", "an empty stack"),
+        (b"(e.", "an empty stack"),
+        (b"u.", "an empty stack"),
+        (b"q\0.", "an empty stack"),
+        (b"h\x07.", "a reference to value 7"),
+        (b"X\x01\0\0\0\xff.", "text in another encoding"),
+        (b"c_codecs\nencode\nX\x02\0\0\0\xc4\x80X\x06\0\0\0latin1\x86R.", "text in another encoding"),
         (b"\x80\x01.", "protocol 1"),
         (b"\x80\x06.", "protocol 6"),
     ],
@@ -207,7 +207,7 @@ def test_arrays_must_have_the_shape_of_their_bytes(shape: tuple[Any, ...], way: 
         return pickle.dumps(made if way == "state" else Reduced(_frombuffer, (b"abcdef", BYTE, shape, "C")), 3)
 
     assert check(unpickle(pickled((2, 3)))).tolist() == [[97, 98, 99], [100, 101, 102]]
-    with pytest.raises(ValueError, match="a shape that does not go with its 6 bytes"):
+    with pytest.raises(ValueError, match="shape does not fit its 6 bytes"):
         unpickle(pickled(shape))
 
 
@@ -244,11 +244,11 @@ def test_arrays_must_have_the_shape_of_their_bytes(shape: tuple[Any, ...], way: 
     ],
 )
 def test_arrays_must_be_made_as_numpy_does(call: tuple[Any, ...]) -> None:
-    with pytest.raises(ValueError, match=r"^it (holds|does not end)"):
+    with pytest.raises(ValueError, match=r"only plain data|does not fit|no single value"):
         unpickle(pickle.dumps(Reduced(*call), 3))
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (2**62, 2**62, 0)])
 def test_arrays_must_not_be_empty(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="a shape that does not go with its 0 bytes"):
+    with pytest.raises(ValueError, match="shape does not fit its 0 bytes"):
         unpickle(pickle.dumps(Reduced(*MADE, (1, shape, BYTE, False, b"")), 3))

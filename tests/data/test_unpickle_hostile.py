@@ -38,7 +38,7 @@ def programs(path: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("way", programs(Path()))
 def test_nothing_is_run(way: str, tmp_path: Path) -> None:
     program = programs(tmp_path / "made")[way]
-    with pytest.raises(ValueError, match=r"it holds ('os.mkdir'|'builtins|'functools|'types|the opcode INST)"):
+    with pytest.raises(ValueError, match=r"^('os.mkdir'|'builtins|'functools|'types|the opcode INST)"):
         unpickle(program)
     assert not (tmp_path / "made").exists()
     pickle.loads(program)
@@ -90,7 +90,7 @@ class Stateful:
     ids=lambda value: type(value).__name__,  # the text of some is not the same in every process
 )
 def test_other_things_are_refused(value: object, protocol: int) -> None:
-    with pytest.raises(ValueError, match=r"it holds .*; only plain data|it does not end with a single value"):
+    with pytest.raises(ValueError, match=r"only plain data|no single value"):
         unpickle(pickle.dumps(value, protocol))
 
 
@@ -136,7 +136,7 @@ def test_other_things_are_refused(value: object, protocol: int) -> None:
     ],
 )
 def test_what_is_refused_is_named(program: bytes, named: str) -> None:
-    with pytest.raises(ValueError, match=f"^it holds .*{named}.*; only plain data and arrays of integers are read"):
+    with pytest.raises(ValueError, match=f"{named}.*; only plain data and arrays of integers are read"):
         unpickle(b"\x80\x04" + program + b".")
 
 
@@ -164,7 +164,7 @@ def sized(opcode: bytes, width: int, size: int) -> bytes:
 
 def bombs() -> dict[str, tuple[bytes, str]]:
     """Small files that ask for much, and what is said of them."""
-    cut, much, steps = "in the middle of its data", "much more than its own size", "more than 1,000,000 steps"
+    cut, much, steps = "in the middle of its data", "much more data than its own size", "more than 1,000,000 steps"
     tuples = b")q\0" + b"h\0\x86q\0" * 60
     dtype = pickle.dumps(np.dtype("u1"), 2)[2:-1]
     megabyte = b"a" * 2**20
@@ -197,7 +197,7 @@ def bombs() -> dict[str, tuple[bytes, str]]:
         "wide state": (dtype + tuples + b"b.", "an object with a state"),
         "wide shape": (
             b"cnumpy.core.numeric\n_frombuffer\n(C\x01a" + dtype + tuples + b"X\x01\0\0\0CtR.",
-            "does not go with its 1 bytes",
+            "does not fit its 1 bytes",
         ),
         "colliding keys": (b"}(" + collisions + b"u.", "a dict whose keys"),
         "arrays": (

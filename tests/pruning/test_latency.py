@@ -37,7 +37,7 @@ def network() -> tuple[nn.Module, secateur.ChannelGraph]:
 def test_the_whole_and_what_is_left_are_summed_over_layers() -> None:
     model, graph = network()
     table = by_macs(model, graph)
-    plan = secateur.Plan.drop(graph, 0.4)
+    plan = secateur.Plan.random(graph, 0.4)
     for kept, network_ in ((graph.all_kept(), model), (plan.kept, secateur.shrink(model, plan))):
         weights = sum(p.numel() for p in network_.parameters() if p.dim() > 1)
         assert table.value(graph, kept) == pytest.approx(weights)
@@ -82,7 +82,7 @@ def test_measured_on_this_machine(name: str) -> None:
     convolutions = [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
     assert len(table.layers) == len(convolutions)
     whole = table.value(graph, graph.all_kept())
-    assert 0 < table.value(graph, secateur.Plan.drop(graph, 0.5).kept) < whole
+    assert 0 < table.value(graph, secateur.Plan.random(graph, 0.5).kept) < whole
     assert bool((table.savings(graph, graph.all_kept()) > 0).all())
     again = LatencyTable.from_dict(json.loads(json.dumps(table.to_dict())))
     assert again == table

@@ -242,7 +242,7 @@ def test_a_hundred_thousand_channels() -> None:
 @pytest.mark.parametrize("rank", ["score_per_mac", "score_per_param"])
 def test_ranks_per_cost_use_what_each_channel_saves_as_the_network_stands(rank: Any, power: float) -> None:
     graph = secateur.analyze(CifarResNet(8, width=0.25), IMAGES, probe=False)
-    kept = secateur.Plan.drop(graph, 0.3, seed=3).kept
+    kept = secateur.Plan.random(graph, 0.3, seed=3).kept
     scores = torch.rand(graph.num_channels, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     value = ranked(graph, kept, scores, rank, power=power)
 

@@ -85,7 +85,7 @@ def test_a_network_that_takes_no_width_is_named(recipe: str, cifar: Path) -> Non
 def cut(model: nn.Module, size: int) -> nn.Module:
     """Without a third of the channels of every group."""
     graph = analyze(model, torch.zeros(1, 3, size, size), probe=False)
-    shrink_(model, Plan.drop(graph, 0.33))
+    shrink_(model, Plan.random(graph, 0.33))
     return model
 
 
@@ -120,7 +120,7 @@ def test_our_networks_are_initialised_as_when_they_are_built(build) -> None:
 
 def test_fcn_is_initialised_for_what_a_layer_takes_in_and_its_scores_at_zero() -> None:
     model = Fcn32s(width=0.05)
-    shrink_(model, Plan.drop(analyze(model, torch.zeros(1, 3, 40, 40), probe=False), 0.33))
+    shrink_(model, Plan.random(analyze(model, torch.zeros(1, 3, 40, 40), probe=False), 0.33))
     upsampling = model.get_buffer("upsampling").clone()
     initialize_(model)
     *filters, score = convolutions(model)

@@ -426,7 +426,10 @@ def damaged_plan(chain: Chain, folder: Path) -> str:
         (lambda chain, folder: {"weights": damaged_plan(chain, folder)}, SecateurError),
         (lambda chain, folder: {"weights": str(chain["pruned"]), "width": 1.0}, SecateurError),
         (lambda chain, folder: {"weights": str(chain["pruned"]), "width": 4.0}, SecateurError),
-        (lambda chain, folder: {"weights": str(chain["baseline"] / RESULT), "recipe": "resnet20@cifar10"}, InvalidModel),
+        (
+            lambda chain, folder: {"weights": str(chain["baseline"] / RESULT), "recipe": "resnet20@cifar10"},
+            InvalidModel,
+        ),
         (lambda chain, folder: {"weights": str(chain["pruned"]), "recipe": "resnet20@cifar10"}, InvalidSetting),
     ],
     ids=["nothing", "half a run", "damaged plan", "narrower", "wider", "file of another", "run of another"],

@@ -11,7 +11,7 @@ from torchvision.models.resnet import Bottleneck
 
 import secateur
 from secateur import ChannelGraph, Plan, TickTock, analyze, classification, shrink
-from secateur.errors import InvalidSetting
+from secateur.errors import InvalidData
 from secateur.models.fcn import Fcn32s
 from secateur.models.resnet_cifar import CifarResNet
 from secateur.results.structure import Layer, Structure, layers_after, read_structure
@@ -182,5 +182,5 @@ def test_in_words() -> None:
 
 
 def test_neither_a_run_nor_a_result(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="is neither a run nor a result"):
+    with pytest.raises(InvalidData):
         read_structure(tmp_path)

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,17 +48,17 @@ def test_where_there_is_a_summary_the_result_is_whole(
     result: secateur.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An experiment takes a run that has one for done."""
-    write, last = artifact.write, 0
+    write, last = artifact.write_atomic, 0
 
-    def killed(path: Path, fill) -> None:
+    def killed(path: Path, content: Any) -> None:
         nonlocal left
         if not left:
             raise KeyboardInterrupt
         left -= 1
-        write(path, fill)
+        write(path, content)
 
-    monkeypatch.setattr(artifact, "write", killed)
-    for last in range(1, 5):
+    monkeypatch.setattr(artifact, "write_atomic", killed)
+    for last in range(4):
         left, folder = last, tmp_path / str(last)
         with pytest.raises(KeyboardInterrupt):
             secateur.save(result, folder)

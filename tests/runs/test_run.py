@@ -184,7 +184,7 @@ def test_masked_and_cut_runs_take_the_same_decisions_and_end_in_the_same_weights
 def test_aligned_cuts_leave_the_rest_masked_and_change_nothing() -> None:
     net, graph, task = prepared()
     run = Run(quick(), net, graph, task)
-    run.pruner.kept = secateur.Plan.drop(graph, 0.4, seed=3).kept
+    run.pruner.kept = secateur.Plan.random(graph, 0.4, seed=3).kept
     run.gates.mask_(run.pruner.kept)
     images = batches()[0][0]
     run.model.eval()

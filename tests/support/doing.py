@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from secateur import Engine, Event, Result, TickTock, Training
+from secateur.files import read_json
 from secateur.recipes.jobs import Order
 from secateur.recipes.recipe import from_scratch
 from secateur.recipes.work import Observer, RunConfig, perform, read_run
-from secateur.results.structure import read_json
 
 CPU = torch.device("cpu")
 PRUNING = TickTock.of(keep_macs=0.5, tick_removes=0.2, tock_every=1, tock_epochs=1, finetune_epochs=2)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from secateur.pruning import latency
+from secateur import timing
 from secateur.training.graphed import GraphedStep
 from secateur.training.optimizers import FUSED, make_optimizer, set_rate
 
@@ -100,7 +100,7 @@ def test_a_failed_capture_is_followed_by_one_that_ends(monkeypatch: pytest.Monke
 def test_what_a_graph_reads_is_held() -> None:
     model = nn.Conv2d(1, 1, 1)
     alive = weakref.ref(model)
-    replay = latency.captured(lambda model=model: model, torch.device("cuda"))
+    replay = timing.captured(lambda model=model: model, torch.device("cuda"))
     del model
     gc.collect()
     assert alive() is not None

@@ -3,7 +3,7 @@
 Every index of every axis of every parameter and buffer has an integer *label*. While the network runs, each axis of
 each activation carries a vector of *codes*, one per index: `2 * label + alive`. The label says which slice the element
 came from; `alive` is 1 if the element may be non-zero although its channel has been zeroed at the source.
-Operators tie labels (they go together) or freeze them (they stay, for a reason in words). A *channel* is one
+Operators tie labels (they go together) or freeze them (they stay, for a reason). A *channel* is one
 connected component of the ties.
 """
 
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from secateur.channels.reasons import Reason
 
 
 class Role(IntEnum):
@@ -56,8 +58,8 @@ class LabelTable:
     size: int = 0
     num_slices: int = 0
     """The first labels are those of slices of parameters and buffers, the others of what the forward pass makes."""
-    frozen: list[tuple[Tensor, str]] = field(default_factory=list)
-    inexact: list[tuple[Tensor, str]] = field(default_factory=list)
+    frozen: list[tuple[Tensor, Reason]] = field(default_factory=list)
+    inexact: list[tuple[Tensor, Reason]] = field(default_factory=list)
     zeros: list[Tensor] = field(default_factory=list)
     """Zeros that the code has put next to channels, each time as many as it wanted."""
     _ties: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -73,10 +75,10 @@ class LabelTable:
         if codes is not others:
             self._ties.append((codes.reshape(-1), others.expand_as(codes).reshape(-1)))
 
-    def freeze(self, codes: Tensor, reason: str) -> None:
+    def freeze(self, codes: Tensor, reason: Reason) -> None:
         self.frozen.append((codes, reason))
 
-    def admit(self, codes: Tensor, reason: str) -> None:
+    def admit(self, codes: Tensor, reason: Reason) -> None:
         """These may be cut, but masked and shrunk will differ, for this reason."""
         self.inexact.append((codes, reason))
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from secateur.channels.labels import is_alive, with_alive
-from secateur.channels.rules import UNIFORM, Axis, State
+from secateur.channels.reasons import Kind
+from secateur.channels.rules.call import UNIFORM, Axis, State
 
 if TYPE_CHECKING:
     from secateur.channels.trace import Watch
@@ -97,7 +98,7 @@ class Memory:
 
     def forget(self, tensors: list[Tensor], states: list[State]) -> None:
         """A tensor was overwritten in part, or under another name: all channels involved stay."""
-        reason = self.watch.located("is in a tensor that is overwritten in part, in a way that is not followed")
+        reason = self.watch.reason(Kind.UNSUPPORTED, "a write into a part of a tensor")
         for tensor in tensors:
             state = self.watch.state(tensor)
             if state is not None:

@@ -12,30 +12,28 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, combinations
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from secateur.channels.amounts import Amounts, equal_widths, leaves_one, other_ways, parted, unequal_amounts
-from secateur.channels.groups import ChannelGraph, ChannelGroup, SizeAttribute
+from secateur.channels.groups import ChannelGraph, ChannelGroup
 from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
+from secateur.channels.reasons import Kind, Reason
 from secateur.channels.rehearsal import real, run
 from secateur.channels.shapes import ShapesOnly
 from secateur.channels.shrink import copy_model, shrink_
-from secateur.channels.trace import Attribute
 from secateur.channels.verify import NUDGES, compare, precision_for
 from secateur.words import counted
 
 Where = Literal["anywhere", "first", "last"]
 """Which channels of a group are cut."""
-NO_COPY = (
-    "a copy of the model does not run (a hook or lambda that holds the model holds the original: make it a method)"
-)
+HOLDS_ORIGINAL = "a hook or lambda that holds the model holds the original, make it a method"
+SHARED = Reason(Kind.NOT_COPIED, "it would run layers of the original, since a module keeps a function that calls them")
 HIDES = 1e-3
 """Tensors with nothing larger in them would hide what is behind them."""
 
@@ -44,7 +42,7 @@ HIDES = 1e-3
 class Failure:
     """Why a cut does not work, and the innermost module that was running, where known."""
 
-    reason: str
+    reason: Reason
     module: str | None = None
 
 
@@ -54,14 +52,13 @@ class Probe:
 
     model: nn.Module
     graph: ChannelGraph
-    say: Callable[[str], None]
+    say: Callable[[str], object]
 
-    def failures(self) -> dict[str, str]:
+    def failures(self) -> dict[str, Reason]:
         """The groups that cannot be cut after all, by name, with the reason."""
         if self._shares():
-            reason = "would run in every copy: a function that a module keeps calls layers, instead of a method"
-            return {group.name: reason for group in self._groups}
-        found: dict[str, str] = {}
+            return {group.name: SHARED for group in self._groups}
+        found: dict[str, Reason] = {}
         attempts = deque(self._attempts())
         passed = 0
         while passed < len(attempts):
@@ -84,9 +81,12 @@ class Probe:
             return any(seen.addresses & addresses for seen in self._whole)
         return False
 
-    def passes(self) -> bool:
-        """Whether all groups can be cut."""
-        return all(attempt(self._plan(self._groups, n, where)) is None for attempt, n, where in self._attempts())
+    def first_failure(self) -> Failure | None:
+        """What goes wrong first when all groups are cut."""
+        if self._shares():
+            return Failure(SHARED)
+        tried = (attempt(self._plan(self._groups, amounts, where)) for attempt, amounts, where in self._attempts())
+        return next((failure for failure in tried if failure is not None), None)
 
     def _attempts(self) -> list[tuple[Callable[[Plan], Failure | None], Amounts, Where]]:
         """Ways to try a cut, how much to cut of each group, and where: a single channel, then more or less of each than
@@ -111,61 +111,14 @@ class Probe:
             *((self.goes_alike, amounts, "anywhere") for amounts in ways if any(amounts.values())),
         ]
 
-    def plain(self) -> ChannelGraph | None:
-        """The graph without attributes, but those of torch's own layers, if all groups can be cut without."""
-        own = self._own_attributes
-        graph = self._without(own)
-        return graph if own and replace(self, graph=graph).passes() else None
-
-    def needless(self, untie: Callable[[set[Attribute]], ChannelGraph]) -> set[Attribute]:
-        """The attributes that equal a number of channels by chance: what they count can be cut without them.
-
-        untie: the graph in which these attributes tie nothing.
-        """
-        kinds: dict[type[nn.Module], list[Attribute]] = {}
-        for attribute in self._own_attributes:
-            kind = type(self.model.get_submodule(attribute.module))
-            kinds.setdefault(kind, []).append((attribute.module, attribute.attribute))
-        found: set[Attribute] = set()
-        for alike in kinds.values():
-            names = list(dict.fromkeys(name for _, name in alike))
-            left: set[Attribute] = set()
-            # As few as will do: two numbers of channels are usual; of more, what can go one after the other.
-            for kept in chain.from_iterable(combinations(names, count) for count in range(3)):
-                left = {attribute for attribute in alike if attribute[1] not in kept}
-                if not left or self._works_without(left, untie(left)):
-                    break
-            else:
-                left = set()
-                for name in names:
-                    more = left | {attribute for attribute in alike if attribute[1] == name}
-                    left = more if self._works_without(more, untie(more)) else left
-            found |= left
-        return found
-
-    def _works_without(self, attributes: set[Attribute], graph: ChannelGraph) -> bool:
-        """Whether what these count in this graph can be cut while they stay what they are."""
-        counting = [a for a in graph.attributes if (a.module, a.attribute) in attributes]
-        channels = torch.cat([torch.empty(0), *(a.channels for a in counting)])
-        tried = replace(self, graph=graph)
-        groups = [group for group in tried._groups if group.has_any(channels)]
-        unequal, without = unequal_amounts(tried._groups), tried._without(counting)
+    def works(self, channels: Tensor) -> Failure | None:
+        """A quick answer for the groups of these channels: whether they can be cut without the others."""
+        groups = [group for group in self._groups if group.has_any(channels)]
+        unequal = unequal_amounts(self._groups)
         ways = [unequal[0], *([unequal[-1]] if leaves_one(groups, unequal[0]) else [])]
-        plans = [replace(tried, graph=without)._plan(groups, amounts) for amounts in ways]
-        attempts = [tried.runs] if tried._is_meta else [tried.runs, tried.roughly_agrees]
-        return bool(groups) and all(attempt(plan) is None for plan in plans for attempt in attempts)
-
-    def _without(self, attributes: list[SizeAttribute]) -> ChannelGraph:
-        out = {id(attribute) for attribute in attributes}
-        return replace(self.graph, attributes=tuple(a for a in self.graph.attributes if id(a) not in out))
-
-    def is_own(self, module: str) -> bool:
-        """Whether this is not one of torch's modules, whose layers know what they count."""
-        return not type(self.model.get_submodule(module)).__module__.startswith("torch.")
-
-    @property
-    def _own_attributes(self) -> list[SizeAttribute]:
-        return [attribute for attribute in self.graph.attributes if self.is_own(attribute.module)]
+        attempts = [self.runs] if self._is_meta else [self.runs, self.roughly_agrees]
+        plans = [self._plan(groups, amounts) for amounts in ways]
+        return next((failure for plan in plans for attempt in attempts if (failure := attempt(plan))), None)
 
     @property
     def _groups(self) -> list[ChannelGroup]:
@@ -200,8 +153,9 @@ class Probe:
                     run(work, example, mode)
             except Exception as error:
                 # Whatever a user's forward pass raises on other sizes is the answer that is looked for.
-                cause = "the forward pass uses a fixed size" if plan.remaining else NO_COPY
-                return Failure(f"{cause}: {explain(error)}", _running(error))
+                if plan.remaining:
+                    return Failure(Reason(Kind.FIXED_SIZE, explain(error)), _running(error))
+                return Failure(Reason(Kind.NOT_COPIED, f"{explain(error)} ({HOLDS_ORIGINAL})"))
         return None
 
     def goes_alike(self, plan: Plan) -> Failure | None:
@@ -238,17 +192,16 @@ class Probe:
             calls = self.graph.calls
             result = compare(self.model, plan, calls, precision=precision, prepare=perturb_, nudges=nudges)
         except Exception as error:
-            return Failure(f"the forward pass uses a fixed size: {explain(error)}", _running(error))
+            return Failure(Reason(Kind.FIXED_SIZE, explain(error)), _running(error))
         if plan.exact and not result.agrees:
-            change = f"changes the result by {result.difference:.1e} when removed"
-            return Failure(f"{change}: the code depends on the number of channels")
+            return Failure(Reason(Kind.DIFFERS, f"{result.difference:.1e}"))
         return None
 
     def _search(
         self, groups: list[ChannelGroup], attempt: Callable[[Sequence[ChannelGroup]], Failure | None]
-    ) -> dict[str, str]:
+    ) -> dict[str, Reason]:
         """Freeze guilty groups until the rest works together."""
-        found: dict[str, str] = {}
+        found: dict[str, Reason] = {}
         while groups:
             failure = attempt(groups)
             if failure is None:
@@ -264,7 +217,7 @@ class Probe:
 
 def _bisect(
     groups: Sequence[ChannelGroup], attempt: Callable[[Sequence[ChannelGroup]], Failure | None]
-) -> dict[str, str]:
+) -> dict[str, Reason]:
     """Of these groups, those that fail in ever smaller company."""
     failure = attempt(groups) if groups else None
     if failure is None:

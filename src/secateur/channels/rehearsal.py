@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 from secateur.channels.example import Example, tensors_within
 from secateur.channels.guard import undisturbed
 from secateur.channels.shapes import PRODUCTS, EagerMode, has_mask
+from secateur.randomness import seed_all
 
 CHOICES = ("topk", "sort", "argmax", "argmin", "torchvision::nms")
 SHIFTED = {"addmm": "mm", "baddbmm": "bmm"}
@@ -148,10 +147,7 @@ def run(
             named = "drop" in type(module).__name__.lower() or type(module).__name__ == "StochasticDepth"
             if named and not any(module.children()):
                 module.eval()
-        torch.manual_seed(0)
-        random.seed(0)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(0)
+        seed_all(0)
         output = example.copied()(model)
     found = tensors_within(output)
     floating = [tensor.is_floating_point() or tensor.is_complex() for tensor in found]

@@ -18,8 +18,8 @@ from secateur.channels.groups import ChannelGraph, ChannelGroup
 from secateur.channels.guard import check_example, explain
 from secateur.channels.plan import Plan
 from secateur.channels.rehearsal import Choice, Outcome, Product, real, run
-from secateur.channels.shrink import copy_model, shrink_, tensors_for
-from secateur.errors import InvalidExample, NotEquivalent, SecateurError
+from secateur.channels.shrink import check_plan, copy_model, shrink_, tensors_of
+from secateur.errors import InvalidModel, NotEquivalent, SecateurError
 from secateur.words import counted
 
 LARGE, COSTLY = 150_000_000, 20_000_000_000
@@ -70,7 +70,8 @@ class Verification:
 @torch.no_grad()
 def mask_(model: nn.Module, plan: Plan) -> nn.Module:
     """Zero every slice that the plan removes, except those that only consume."""
-    tensors = tensors_for(model, plan)
+    check_plan(model, plan)
+    tensors = tensors_of(model)
     for tensor, axis, removed, role in plan.slices():
         if role != "consumes":
             tensors[tensor].index_fill_(axis, torch.tensor(removed, device=tensors[tensor].device), 0)
@@ -89,7 +90,9 @@ def verify(model: nn.Module, plan: Plan, example: Any) -> Verification:
     with _in_words("the shrunk network does not run on this example"):
         result = compare(model, plan, calls)
     if not result.outputs:
-        raise NotEquivalent("this example gives no outputs to compare, or only zeros: pass one that does")
+        raise NotEquivalent(
+            "this example gives no outputs to compare", wanted="an example with outputs that are not zero"
+        )
     _refuse_difference(result, model, plan, calls)
     return result
 
@@ -113,7 +116,7 @@ def _in_words(what: str) -> Iterator[None]:
     except SecateurError:
         raise
     except Exception as error:
-        raise NotEquivalent(f"{what}: {explain(error)}") from error
+        raise NotEquivalent(what, got=explain(error)) from error
 
 
 def precision_for(graph: ChannelGraph) -> torch.dtype:
@@ -125,8 +128,10 @@ def _refuse_difference(result: Verification, model: nn.Module, plan: Plan, calls
         guilty = [group.name for group in plan.graph.groups if _is_guilty(model, plan, group, calls)]
         where = f"group {', '.join(repr(name) for name in guilty)}" if guilty else "these groups taken together"
         raise NotEquivalent(
-            f"masked and shrunk differ by {result.difference:.1e} (allowed: {TOLERANCES[result.precision]:.0e}) "
-            f"because of {where}; leave it out with analyze(..., ignore=...) and please report the network"
+            f"masked and shrunk differ because of {where}",
+            got=f"a difference of {result.difference:.1e}",
+            wanted=f"at most {TOLERANCES[result.precision]:.0e}",
+            remedy="Leave it out with analyze(..., ignore=...), and please report the network",
         )
 
 
@@ -162,7 +167,7 @@ def compare(
                 if mode == "eval":
                     if precision == torch.float64:
                         return compare(model, plan, calls, precision=torch.float32, prepare=prepare, nudges=nudges)
-                    raise InvalidExample(f"the model does not run on this example: {explain(error)}") from error
+                    raise InvalidModel("the model does not run on this example", got=explain(error)) from error
     single = None
     if precision == torch.float64 and masked.keys() != calls.keys():
         rest = {mode: examples for mode, examples in calls.items() if mode not in masked}
@@ -218,10 +223,10 @@ def _differences(
         return steps, ours, True
     if found is None:
         shapes = [[tuple(t.shape) for t in outcome.outputs] for outcome in (expected, got)]
-        raise NotEquivalent(f"the shrunk network's outputs have shapes {shapes[1]}, the masked one's {shapes[0]}")
+        raise NotEquivalent("masked and shrunk have outputs of other shapes", got=shapes[1], wanted=shapes[0])
     counts = [sum(isinstance(step, Product) for step in outcome.steps) for outcome in (expected, got)]
     if counts[1] > counts[0] and not _choose_otherwise(expected, got):
-        raise NotEquivalent(f"the shrunk network does {counts[1]} products, the masked one {counts[0]}")
+        raise NotEquivalent("the shrunk network computes more products", got=counts[1], wanted=counts[0])
     return [*found, *steps], ours if expected.blind else expected.outputs, expected.blind
 
 

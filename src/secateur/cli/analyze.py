@@ -41,12 +41,12 @@ class Analyze:
         import torch
 
         from secateur.channels.analyze import analyze
-        from secateur.models.lookup import example_for, find_subject
+        from secateur.models.lookup import build_network, example_for, find_builder
 
         shape = parse_shape(self.input)
         torch.manual_seed(0)
         with waiting(f"analysing {self.name}") as say:
-            model, own = find_subject(self.name)
+            model, own = build_network(find_builder(self.name), self.name)
             example = own if own is not None and shape is None else example_for(model, shape)
             try:
                 graph = analyze(

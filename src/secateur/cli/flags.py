@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from secateur.training.settings import Settings, flat_fields
+from secateur.settings import Settings, flat_fields
 
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 """A flag that is either typed or not, unlike the flags of settings, which have a --no- form too."""

@@ -13,7 +13,7 @@ from secateur.cli.display import waiting
 from secateur.cli.flags import Switch
 from secateur.cli.options import Output, Source, check_folder, find_device
 from secateur.errors import InvalidData, InvalidSetting
-from secateur.plain import to_json
+from secateur.files import to_json
 from secateur.recipes.recipe import Recipe
 from secateur.runs.settings import TickTock
 

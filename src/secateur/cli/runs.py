@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from secateur.cli.display import Display, Scalars
 from secateur.cli.options import RunOutput, check_folder, find_device
 from secateur.errors import Diverged, Interrupted
-from secateur.plain import to_json
+from secateur.files import to_json
 
 if TYPE_CHECKING:
     from secateur.recipes.work import RunConfig
@@ -38,7 +38,7 @@ def start(config: RunConfig, out: Path, output: RunOutput, continue_from: Path |
 def follow(config: RunConfig, out: Path, output: RunOutput, continue_from: Path | None = None) -> Result:
     """Do a run, and show how it goes."""
     from secateur.recipes.work import Observer, perform
-    from secateur.training.distributed import World, worded
+    from secateur.training.distributed import World, losing_processes
 
     leads, engine = World.current().leads, config.engine
     check_folder(config.order)
@@ -66,7 +66,7 @@ def follow(config: RunConfig, out: Path, output: RunOutput, continue_from: Path 
         observer = Observer(progress=progress, on_step=display.step, guard=guard)
         path = shlex.quote(str(out))
         try:
-            with worded(f"resume it: torchrun ... -m secateur resume {path}"):
+            with losing_processes(f"Resume it: torchrun ... -m secateur resume {path}"):
                 return perform(config, out, device, observer, continue_from)
         except Interrupted as error:
             error.remedy = f"Resume it: secateur resume {path}"

@@ -1,31 +1,31 @@
-"""Datasets that fit in memory, and live on the device: a batch is made there without waiting for the host."""
+"""Datasets that fit in memory and live on the device, where batches are made without waiting for the host."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from secateur.errors import InvalidTask
-from secateur.words import counted
+from secateur.errors import InvalidData
+from secateur.training.batches import choose
+from secateur.training.shards import BatchShard
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Images and labels, handed out in batches. Pixels that are stored as uint8 come out between 0 and 1.
+    """Images and labels in batches. Pixels that are stored as uint8 become numbers between 0 and 1.
 
-    shuffle: in an order drawn anew for each pass, from torch's random numbers, as everything random here.
-    augment: what is done to a batch of images, as they are stored, after `crop` and `flip`.
-    crop: each image is moved by up to so many pixels either way, with zeros moving in.
-    flip: each image is mirrored left to right, or not, by chance.
-    erase: of each image a square of so many pixels, anywhere and perhaps in part beside it, is made the mean colour.
-    mean, std: of each channel, taken off and divided by at the end; between 0 and 1 for images of uint8.
-    last: whether a last batch that is smaller comes as it is or is left out.
-    channels_last: the order in memory that convolutions on GPUs like best.
+    shuffle: in an order drawn anew for each pass. This and all augmentation use torch's global random numbers.
+    augment: applied to a batch of images, as they are stored, after `crop` and `flip`.
+    crop: each image is shifted by up to so many pixels in each direction; zeros fill the border.
+    flip: each image is mirrored left to right with probability 1/2.
+    erase: a square of so many pixels a side, at a random place of each image, gets the mean colour.
+    mean, std: of each channel, for normalization at the end; between 0 and 1 for images of uint8.
+    drop_last: whether a smaller last batch is left out.
+    channels_last: the memory format in which convolutions on GPUs are fastest.
     """
 
     images: Tensor
@@ -38,28 +38,37 @@ class Arrays:
     erase: int = 0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    last: Literal["keep", "drop"] = "keep"
+    drop_last: bool = False
     channels_last: bool = False
 
     def __post_init__(self) -> None:
         _check_pair(self.images, self.labels)
-        _check_batches(self.labels.shape[0], self.batch_size, self.last)
-        for name in ("crop", "erase"):
-            if getattr(self, name) < 0:
-                raise InvalidTask(f"{name} is a number of pixels, got {getattr(self, name)}")
+        size = self.labels.shape[0]
+        if self.batch_size < 1:
+            raise InvalidData("batch_size is out of range", got=self.batch_size, wanted="1 or more")
+        if self.drop_last and size < self.batch_size:
+            remedy = "Use smaller batches, or drop_last=False"
+            raise InvalidData("no batch can be filled", got=size, wanted=f"{self.batch_size} examples", remedy=remedy)
+        self._check_augmentation()
+
+    def _check_augmentation(self) -> None:
+        shape = tuple(self.images.shape)
         by_pixel = self.crop or self.flip
-        if (by_pixel or self.erase or self.mean or self.std or self.channels_last) and self.images.dim() != 4:
-            raise InvalidTask(
-                "crop, flip, erase, mean, std and channels_last are for images of shape NxCxHxW, got "
-                + "x".join(map(str, self.images.shape))
-            )
-        if self.erase and self.erase > min(self.images.shape[2:]):
-            size = "x".join(map(str, self.images.shape[2:]))
-            raise InvalidTask(f"erase={self.erase} is larger than the images, {size}")
+        if (by_pixel or self.erase or self.mean or self.std or self.channels_last) and len(shape) != 4:
+            what = "crop, flip, erase, mean, std and channels_last are for images"
+            raise InvalidData(what, got="x".join(map(str, shape)), wanted="NxCxHxW")
+        if self.crop < 0:
+            raise InvalidData("crop is out of range", got=self.crop, wanted="0 pixels or more")
+        if self.erase and not 0 <= self.erase <= min(shape[2:]):
+            raise InvalidData("erase is out of range", got=self.erase, wanted=f"0 to {min(shape[2:])} pixels")
         if by_pixel and self.labels.dim() != 1:
-            raise InvalidTask("crop and flip would move the images but not their label maps: use neither")
+            raise InvalidData("crop and flip would move the images but not their label maps", remedy="Use neither")
         if (self.mean, self.std) != (None, None):
-            _check_numbers(self.mean, self.std, self.images.shape[1])
+            counts = [len(numbers or ()) for numbers in (self.mean, self.std)]
+            if counts != [shape[1]] * 2:
+                raise InvalidData("mean and std do not fit the images", got=counts, wanted=f"{shape[1]} numbers each")
+            if min(self.std or ()) <= 0:
+                raise InvalidData("std is out of range", got=self.std, wanted="above 0 in every channel")
 
     def __len__(self) -> int:
         return len(self.shard(0, 1))
@@ -68,112 +77,74 @@ class Arrays:
         return iter(self.shard(0, 1))
 
     def to(self, device: torch.device | str) -> Arrays:
-        """The same dataset on that device, where its batches are made from then on."""
+        """The same dataset on that device."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
-    def shard(self, rank: int, world: int) -> Shard:
-        """The part of each batch that falls to process `rank` of `world`; all must start from the same seed."""
-        return Shard(self, rank, world)
+    def shard(self, rank: int, world: int) -> ArraysShard:
+        """The part of each batch for process `rank` of `world`; all must start from the same seed."""
+        return ArraysShard(self, rank, world)
 
     def subset(self, fraction: float, per_class: int | None, generator: torch.Generator) -> Arrays:
-        """A random part: a fraction of all, or this many examples of every class."""
-        size = self.labels.shape[0]
-        order = torch.randperm(size, generator=generator, device="cpu").to(self.labels.device)
-        if per_class is None:
-            chosen = order[: max(1, round(fraction * size))]
-        else:
-            labels = self.labels[order]
-            chosen = torch.cat([order[labels == label][:per_class] for label in labels.unique()])
-            mixed = torch.randperm(chosen.shape[0], generator=generator, device="cpu")
-            chosen = chosen[mixed.to(chosen.device)]
-        return replace(self, images=self.images[chosen], labels=self.labels[chosen])
+        """A random part: a fraction of all, or `per_class` examples of every class."""
+        return self._take(choose(self.labels.shape[0], self.labels.cpu(), fraction, per_class, generator))
+
+    def _take(self, indices: Tensor) -> Arrays:
+        indices = indices.to(self.labels.device)
+        return replace(self, images=self.images[indices], labels=self.labels[indices])
 
     def hold_out(self, count: int, seed: int = 0) -> tuple[Arrays, Arrays]:
-        """The rest, and `count` examples drawn at random by that seed, in one order and without augmentation."""
+        """The rest, and `count` examples drawn by that seed, unshuffled and without augmentation."""
         size = self.labels.shape[0]
         if not 1 <= count < size:
-            raise InvalidTask(f"of {size} examples 1 to {size - 1} can be held out, got {count}")
+            raise InvalidData("so many examples cannot be held out", got=count, wanted=f"1 to {size - 1}")
         order = torch.randperm(size, generator=torch.Generator().manual_seed(seed), device="cpu")
-        held, kept = (part.sort().values.to(self.labels.device) for part in (order[:count], order[count:]))
-        rest = replace(self, images=self.images[kept], labels=self.labels[kept])
-        return rest, Arrays(
-            self.images[held],
-            self.labels[held],
-            batch_size=1000,
-            mean=self.mean,
-            std=self.std,
-            channels_last=self.channels_last,
-        )
+        held, rest = (self._take(part.sort().values) for part in (order[:count], order[count:]))
+        numbers = {name: getattr(self, name) for name in ("mean", "std", "channels_last")}
+        return rest, Arrays(held.images, held.labels, batch_size=1000, **numbers)
 
 
-@dataclass(frozen=True)
-class Shard:
-    """One process's part of every batch. All processes draw for whole batches, so their parts belong together.
-
-    Parts are as even as can be; a batch with fewer examples than processes is left out.
-    """
-
-    arrays: Arrays
-    rank: int
-    world: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world:
-            raise InvalidTask(f"a process's rank goes from 0 to {self.world - 1}, got {self.rank}")
-        if self.arrays.batch_size < self.world:
-            raise InvalidTask(
-                f"batches of {self.arrays.batch_size} cannot be cut into {self.world} parts: use larger batches"
-            )
+class ArraysShard(BatchShard):
+    """One process's part of every batch. All processes draw for whole batches, so that their parts fit together."""
 
     def __len__(self) -> int:
-        full, rest = divmod(self.arrays.labels.shape[0], self.arrays.batch_size)
-        return full + (self.arrays.last == "keep" and rest >= self.world)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return (batch for _, batch in self.weighted())
+        return self.count(self.batches.labels.shape[0], self.batches.drop_last)
 
     def weighted(self) -> Iterator[tuple[float, tuple[Tensor, Tensor]]]:
-        """Each part behind its weight, its size over the mean size of the batch's parts.
-
-        The mean over processes of weight times mean loss is the mean loss of the whole batch.
-        """
-        arrays = self.arrays
+        arrays: Arrays = self.batches
         normalize = _normalization(arrays)
+        layout = torch.channels_last if arrays.channels_last else torch.contiguous_format
         for indices in _order(arrays):
             size = indices.shape[0]
             places, erased = _places(arrays, size), _erased(arrays, size)
-            if size < self.world:
+            part = self.part(size)
+            if part is None:
                 continue
-            part = slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
-            # What the user's own function draws is for the whole batch too.
-            taken = slice(None) if arrays.augment else part
+            weight, here = part
+            # The user's own function draws for the whole batch too.
+            taken = slice(None) if arrays.augment else here
             images = arrays.images[indices[taken]]
             if places is not None:
                 images = _take(images, places[0][taken], places[1][taken], arrays.crop)
             if arrays.augment:
-                images = arrays.augment(images)[part]
+                images = arrays.augment(images)[here]
             # While pixels are bytes there is least to move.
-            images = images.contiguous(
-                memory_format=torch.channels_last if arrays.channels_last else torch.contiguous_format
-            )
-            weight = (part.stop - part.start) * self.world / size
-            images = normalize(images)
+            images = normalize(images.contiguous(memory_format=layout))
             if erased is not None:
-                images = images.clone().masked_fill_(erased[part], 0)  # in place keeps the order in memory
-            yield weight, (images, arrays.labels[indices[part]].long())
+                images = images.clone().masked_fill_(erased[here], 0)  # in place keeps the memory format
+            yield weight, (images, arrays.labels[indices[here]].long())
 
 
 def _order(arrays: Arrays) -> Iterator[Tensor]:
     """The indices of each whole batch."""
     size, device = arrays.labels.shape[0], arrays.labels.device
     order = torch.randperm(size, device=device) if arrays.shuffle else torch.arange(size, device=device)
-    if arrays.last == "drop":
+    if arrays.drop_last:
         order = order[: size - size % arrays.batch_size]
     yield from order.split(arrays.batch_size)
 
 
 def _places(arrays: Arrays, count: int) -> tuple[Tensor, Tensor] | None:
-    """The rows and the columns to take of each of `count` images, once they are padded."""
+    """The rows and columns to take of each of `count` images, after padding."""
     if not (arrays.crop or arrays.flip):
         return None
     device = arrays.images.device
@@ -187,7 +158,7 @@ def _places(arrays: Arrays, count: int) -> tuple[Tensor, Tensor] | None:
 
 
 def _erased(arrays: Arrays, count: int) -> Tensor | None:
-    """The pixels to erase of each of `count` images: a square about one that is drawn at random."""
+    """The pixels to erase of each of `count` images: a square around a random pixel, perhaps in part outside."""
     if not arrays.erase:
         return None
     device, side = arrays.images.device, arrays.erase
@@ -207,7 +178,7 @@ def _take(images: Tensor, rows: Tensor, columns: Tensor, padding: int) -> Tensor
 
 
 def _normalization(arrays: Arrays) -> Callable[[Tensor], Tensor]:
-    """From pixels as stored to what the network sees; the numbers go to the device once for a whole pass."""
+    """From pixels as stored to the network's input; the numbers are copied to the device once for a whole pass."""
     images, numbers = arrays.images, None
     if arrays.mean is not None and arrays.std is not None:
         dtype = images.dtype if images.is_floating_point() else None
@@ -223,34 +194,11 @@ def _normalization(arrays: Arrays) -> Callable[[Tensor], Tensor]:
 
 def _check_pair(images: Tensor, labels: Tensor) -> None:
     if labels.dim() == 0 or images.shape[:1] != labels.shape[:1]:
-        raise InvalidTask(
-            f"every image needs a label, got images of shape {tuple(images.shape)} and labels of shape "
-            f"{tuple(labels.shape)}"
-        )
+        shapes = f"images of shape {tuple(images.shape)} and labels of shape {tuple(labels.shape)}"
+        raise InvalidData("images and labels do not fit", got=shapes, wanted="a label for every image")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise InvalidTask(f"labels must be integers, the numbers of classes, got {labels.dtype}: use labels.long()")
+        remedy = "Use labels.long()"
+        raise InvalidData("labels are not integers", got=labels.dtype, wanted="numbers of classes", remedy=remedy)
     if images.device != labels.device:
-        raise InvalidTask(f"images are on {images.device} and labels on {labels.device}: move them to one device")
-
-
-def _check_batches(size: int, batch_size: int, last: str) -> None:
-    if batch_size < 1:
-        raise InvalidTask(f"batch_size must be 1 or more, got {batch_size}")
-    if last not in ("keep", "drop"):
-        raise InvalidTask(f"last must be 'keep' or 'drop', got {last!r}")
-    if last == "drop" and size < batch_size:
-        raise InvalidTask(
-            f"no batch of {batch_size} can be filled with {counted(size, 'example')}, and smaller ones are dropped: "
-            "use smaller batches, or last='keep'"
-        )
-
-
-def _check_numbers(mean: tuple[float, ...] | None, std: tuple[float, ...] | None, channels: int) -> None:
-    if mean is None or std is None:
-        raise InvalidTask("mean and std go together: give both or neither")
-    if len(mean) != channels or len(std) != channels:
-        raise InvalidTask(
-            f"mean and std need {counted(channels, 'number')}, one per channel, got {len(mean)} and {len(std)}"
-        )
-    if min(std) <= 0:
-        raise InvalidTask(f"std must be above 0 in every channel, got {std}")
+        devices = f"{images.device} and {labels.device}"
+        raise InvalidData("images and labels are on different devices", got=devices, wanted="one device")

@@ -1,4 +1,4 @@
-"""Datasets by name. Each is read when it is asked for."""
+"""Datasets by name."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from secateur.errors import InvalidData, unknown_name
 
 @dataclass(frozen=True)
 class Dataset:
-    """Where a dataset is read, and what it is made of."""
+    """How a dataset is read, and what it consists of."""
 
     summary: str
     reader: str
-    """`module:function` of this package, which takes a folder (if there is one) and the size of a batch."""
+    """`module:function` of this package, which takes a folder (if there is one) and a batch size."""
     input_size: tuple[int, int, int]
-    """Of the images as a network sees them; only an example where they differ."""
+    """Of the images as a network gets them; an example where they differ in size."""
     batch_size: int = 128
     maps: bool = False
     """Whether every pixel has a label."""
     num_classes: int | None = None
-    """None: as many as the labels of the training data tell."""
+    """None: as many as there are in the training data."""
     folder: bool = True
-    """Whether it lies in a folder that the user must name."""
+    """Whether it is read from a folder of the user's."""
 
     def load(self, folder: str | Path | None, batch_size: int | None = None) -> tuple[Iterable[Any], Iterable[Any]]:
         """Batches for training, and batches for testing."""
         if not self.folder and folder is not None:
-            raise InvalidData(f"{self.summary} need no folder: leave out --data {folder}")
+            raise InvalidData(f"{self.summary} need no folder", got=folder, remedy="Leave it out")
         module, function = self._home()
         read = getattr(module, function)
         batch_size = self.batch_size if batch_size is None else batch_size
         if not self.folder:
             return read(batch_size)
         if folder is None:
-            raise InvalidData(f"{self.summary} is read from a folder: name it with --data")
+            raise InvalidData(f"{self.summary} is read from a folder", remedy="Name the folder")
         return read(Path(folder), batch_size)
 
     def describe(self) -> str:

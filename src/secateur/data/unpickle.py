@@ -1,7 +1,7 @@
-"""CIFAR's own files are pickles, and a pickle may hold any program: this reads the data in one and runs nothing.
+"""Read the data in a pickle, as CIFAR's files are, without running any program in it.
 
-It is a machine of its own, not pickle's. It has no opcode that imports or calls: the few functions that arrays are
-pickled with stay names, and are acted out here. Whatever the bytes, the time and the memory it takes are bounded.
+This is an interpreter of its own. It has no opcode that imports or calls: the few functions with which arrays are
+pickled stay names, and are carried out here. Time and memory are bounded, whatever the bytes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-# CIFAR-100's 50,000 rows with names and two labels take half of it, in the wordiest of the formats.
 _MAX_STEPS = 1_000_000
+"""CIFAR-100's 50,000 rows with names and two labels take half of it in the most verbose protocol."""
 
 _NUMBERS = {
     pickle.BININT1: Struct("<B"),
@@ -33,7 +33,7 @@ def _long(data: bytes) -> int:
     return int.from_bytes(data, "little", signed=True)
 
 
-# How many bytes say the length, and what is made of the bytes behind it. Text of Python 2 stays bytes.
+# The number of bytes of the length, and what is made of the bytes after it. Text of Python 2 stays bytes.
 _SIZED: dict[bytes, tuple[int, Callable[[bytes], object]]] = {
     pickle.SHORT_BINSTRING: (1, bytes),
     pickle.BINSTRING: (4, bytes),
@@ -56,7 +56,7 @@ _FRESH: dict[bytes, Callable[[], object]] = {
 }
 _TUPLES = {pickle.TUPLE1: 1, pickle.TUPLE2: 2, pickle.TUPLE3: 3}
 
-# numpy has renamed its modules; Python 3 writes bytes as text and a call where the format is Python 2's.
+# numpy has renamed its modules; in protocol 2 Python 3 writes bytes as text and a call.
 _NAMES = {
     "numpy.core.multiarray._reconstruct": "reconstruct",
     "numpy._core.multiarray._reconstruct": "reconstruct",
@@ -73,7 +73,7 @@ _MAX_DIMENSIONS = 32
 
 
 def unpickle(data: bytes) -> object:
-    """What a pickle of protocol 2 to 5 holds, arrays as tensors; a ValueError says what is wrong or not allowed.
+    """The data in a pickle of protocol 2 to 5, with arrays as tensors; raises ValueError for what is not allowed.
 
     >>> unpickle(pickle.dumps({"labels": [3, 1, 4]}))
     {'labels': [3, 1, 4]}
@@ -81,9 +81,9 @@ def unpickle(data: bytes) -> object:
     try:
         return _Machine(data).run()
     except IndexError as error:
-        raise ValueError("it takes more values from its stack than it has put there") from error
+        raise ValueError("an empty stack where it takes a value") from error
     except UnicodeError as error:
-        raise ValueError("it holds text that is not in its own encoding") from error
+        raise ValueError("text in another encoding") from error
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,13 @@ class _Dtype:
 
 @dataclass
 class _Array:
-    """An array that is still to be filled; a pickle names it before its contents are known."""
+    """An array that may not be filled yet; a pickle stores it before its contents are known."""
 
     tensor: Tensor | None = None
 
 
 class _Arguments(tuple[object, ...]):
-    """A tuple with something in it that is not data."""
+    """A tuple with something that is not data."""
 
 
 _DATA = {dict, list, tuple, bytes, str, int, float, bool, type(None), Tensor}
@@ -124,7 +124,7 @@ class _Machine:
         self.stack: list[object] = []
         self.marks: list[int] = []
         self.memo: dict[int, object] = {}
-        # What calls may copy: an array's bytes are in the file once, and turned from text and into numbers once.
+        # Bytes that calls may copy: those of an array are decoded from text once, and made numbers once.
         self.room = 2 * len(data)
 
     def run(self) -> object:
@@ -134,9 +134,9 @@ class _Machine:
                 break
             self.step(opcode)
         else:
-            raise ValueError(f"it takes more than {_MAX_STEPS:,} steps to read")
+            raise ValueError(f"more than {_MAX_STEPS:,} steps")
         if len(self.stack) != 1 or self.marks or not _is_data(self.stack):
-            raise ValueError("it does not end with a single value")
+            raise ValueError("no single value at its end")
         return self.stack[0]
 
     def step(self, opcode: bytes) -> None:
@@ -158,7 +158,7 @@ class _Machine:
             case pickle.PROTO:
                 protocol = self.read_number(1)
                 if not 2 <= protocol <= 5:
-                    raise ValueError(f"it is of pickle's protocol {protocol}, and 2 to 5 can be read")
+                    raise ValueError(f"protocol {protocol} of pickle, and 2 to 5 can be read")
             case pickle.FRAME:  # a hint for readers of streams
                 self.read(8)
             case pickle.MARK:
@@ -201,7 +201,7 @@ class _Machine:
     def read(self, size: int) -> bytes:
         start, self.position = self.position, self.position + size
         if self.position > len(self.data):
-            raise ValueError(f"it ends after {len(self.data):,} bytes, in the middle of its data")
+            raise ValueError(f"an end after {len(self.data):,} bytes, in the middle of its data")
         return self.data[start : self.position]
 
     def read_number(self, width: int) -> int:
@@ -236,7 +236,7 @@ class _Machine:
 
     def update(self, items: list[object]) -> None:
         target, keys, values = self.stack[-1], items[::2], items[1::2]
-        # Keys of other types can be made to collide, or to take for ever to hash.
+        # Keys of other types can collide, or take forever to hash.
         fits = len(keys) == len(values) and {*map(type, keys)} <= {bytes, str} and _is_data(values)
         if type(target) is not dict or not fits:
             _refuse("a dict whose keys are not text or whose values are not data")
@@ -244,14 +244,14 @@ class _Machine:
 
     def recall(self, index: int) -> None:
         if index not in self.memo:
-            raise ValueError(f"it goes back to value {index}, which it has not put by")
+            raise ValueError(f"a reference to value {index}, which it has not stored")
         value = self.memo[index]
         if isinstance(value, _Array) and value.tensor is not None:
             value = value.tensor
         self.stack.append(value)
 
     def call(self, function: object, arguments: object) -> object:
-        # Each pattern asks for the type before the value: comparing what the file made up may be slow or fail.
+        # Each pattern checks the type before the value: comparing values from the file may be slow or fail.
         match function, arguments:
             case _Name("reconstruct"), (_Name("ndarray"), (int(0),), bytes(b"b")):
                 return _Array()
@@ -282,22 +282,22 @@ class _Machine:
             _refuse(f"an array of {dtype.order + dtype.code!r}")
         sizes = [size for size in shape if type(size) is int and size > 0]
         if len(sizes) != len(shape) or len(shape) > _MAX_DIMENSIONS or math.prod(sizes) * kind.itemsize != len(raw):
-            raise ValueError(f"it holds an array with a shape that does not go with its {len(raw):,} bytes")
+            raise ValueError(f"an array whose shape does not fit its {len(raw):,} bytes")
         self.spend(len(raw))
-        # Of a copy: tensors can be written to, bytes cannot.
+        # A copy, since tensors can be written to.
         flat = torch.frombuffer(bytearray(raw), dtype=kind)
         return flat.reshape(sizes[::-1]).permute([*range(len(sizes))][::-1]) if fortran else flat.reshape(sizes)
 
     def spend(self, size: int) -> None:
         self.room -= size
         if self.room < 0:
-            raise ValueError("it unfolds to much more than its own size")
+            raise ValueError("much more data than its own size")
 
 
 def _text(text: str | bytes) -> str:
-    """Of a short code, however it was written."""
+    """A short code, written as text or bytes."""
     return text[:8] if isinstance(text, str) else text[:8].decode("latin1")
 
 
 def _refuse(what: str) -> NoReturn:
-    raise ValueError(f"it holds {what}; only plain data and arrays of integers are read from a pickle")
+    raise ValueError(f"{what}; only plain data and arrays of integers are read from a pickle")

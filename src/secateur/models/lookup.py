@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.errors import InvalidExample, InvalidModel, MissingExtra, UnknownName, unknown_name
+from secateur.errors import InvalidModel, InvalidSetting, MissingExtra, unknown_name
 from secateur.extras import import_extra
 from secateur.models import fcn, resnet_cifar, vgg_cifar
 
@@ -28,45 +28,48 @@ BUILT_IN: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def find_model(name: str, **kwargs: Any) -> nn.Module:
+def find_model(name: str, **options: Any) -> nn.Module:
     """The network of that name with random weights; nothing is ever downloaded.
 
-    `name` is a built-in network, `torchvision:NAME`, `timm:NAME` or `package.module:callable`; `kwargs` go to
+    `name` is a built-in network, `torchvision:NAME`, `timm:NAME` or `package.module:callable`; `options` go to
     whatever builds it.
 
     >>> find_model("resnet20", num_classes=100).fc.out_features
     100
     """
-    model = build_named(name, **kwargs)
-    if not isinstance(model, nn.Module):
-        raise InvalidModel(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
-    return model
+    return build_network(find_builder(name), name, **options)[0]
 
 
-def build_named(name: str, **kwargs: Any) -> Any:
-    """What the builder of that name returns; of the user's own code that may be anything."""
-    builder = find_builder(name)
+def build_network(builder: Any, name: str, **options: Any) -> tuple[nn.Module, Any]:
+    """The network that a function makes, and None; of a function that makes a job, the job's network and example."""
+    check_callable(builder, name, **options)
     try:
         with warnings.catch_warnings():
             # Of torchvision's GoogLeNet and Inception; random weights are what is asked for here.
             warnings.filterwarnings("ignore", message="The default weight initialization")
-            return builder(**kwargs)
+            made = builder(**options)
     except Exception as error:  # the builder may be anyone's code
-        raise InvalidModel(f"building {name} raised {type(error).__name__}: {error}") from error
-
-
-def find_subject(name: str) -> tuple[nn.Module, Any]:
-    """The network of that name; of a callable that returns a job, the job's network and its example, else None."""
-    return network_of(build_named(name), name)
-
-
-def network_of(made: Any, name: str) -> tuple[nn.Module, Any]:
-    """The network that was made, without an example; or those of the job that was made."""
+        raise InvalidModel(f"building {name} raised {type(error).__name__}", got=error) from error
     if isinstance(made, nn.Module):
         return made, None
     if not isinstance(getattr(made, "model", None), nn.Module):
-        raise InvalidModel(f"{name} must return a torch.nn.Module or a secateur.Job, got {type(made).__name__}")
+        wanted = "a torch.nn.Module or a secateur.Job"
+        raise InvalidModel(f"{name} must return a network", got=type(made).__name__, wanted=wanted)
     return made.model, made.example
+
+
+def check_callable(builder: Any, name: str, **options: Any) -> None:
+    """Raise unless this is a function that can be called with these options, as far as its signature tells."""
+    if not callable(builder) or isinstance(builder, nn.Module):
+        wanted = "a function that makes the network"
+        raise InvalidModel(f"{name} cannot be called", got=type(builder).__name__, wanted=wanted)
+    try:
+        inspect.signature(builder).bind(**options)
+    except TypeError as error:
+        given = ", ".join(options) or "no arguments"
+        raise InvalidModel(f"{name} cannot be called with {given}", got=error) from error
+    except ValueError:
+        pass  # a function written in C may have no signature
 
 
 def is_known(name: str) -> bool:
@@ -79,24 +82,17 @@ def example_for(model: nn.Module, shape: tuple[int, ...] | None = None) -> Tenso
 
     Detectors of torchvision take a list of images, so theirs is `([image, ...],)`.
     """
-    example = torch.randn(shape or (1, *_input_size(model)))
+    example = torch.randn(shape or (1, *(input_size(model) or (3, 224, 224))))
     if not _is_detector(model):
         return example
     if example.dim() != 4:
-        raise InvalidExample(f"a detector takes images of shape NxCxHxW, got {'x'.join(map(str, example.shape))}")
+        got = "x".join(map(str, example.shape))
+        raise InvalidModel("the shape of the input is not one of images", got=got, wanted="NxCxHxW")
     return (list(example.unbind()),)
 
 
-def knows_its_input(model: nn.Module) -> bool:
-    """Whether the model names a size of images as its own."""
-    return _own_size(model) is not None
-
-
-def _input_size(model: nn.Module) -> tuple[int, ...]:
-    return _own_size(model) or (3, 224, 224)
-
-
-def _own_size(model: nn.Module) -> tuple[int, ...] | None:
+def input_size(model: nn.Module) -> tuple[int, ...] | None:
+    """The size of images, without the batch, that the model names as its own."""
     config = getattr(model, "default_cfg", None) or {}  # timm's record of a network
     return getattr(model, "input_size", None) or config.get("input_size")
 
@@ -123,11 +119,11 @@ def _find_built_in(name: str) -> Callable[..., nn.Module]:
     # A bare `resnet50` most likely means the one in a library.
     elsewhere = []
     for source, find in (("torchvision", _find_in_torchvision), ("timm", _find_in_timm)):
-        with suppress(UnknownName, MissingExtra):
+        with suppress(InvalidSetting, MissingExtra):
             find(name)
             elsewhere.append(f"{source}:{name}")
     if elsewhere:
-        raise UnknownName(f"there is no built-in network {name!r}; did you mean {' or '.join(elsewhere)}?")
+        raise InvalidSetting(f"there is no built-in network {name!r}", remedy=f"Did you mean {' or '.join(elsewhere)}?")
     raise unknown_name("built-in network", name, list(BUILT_IN))
 
 
@@ -153,23 +149,24 @@ def _find_in_timm(name: str) -> Callable[..., nn.Module]:
 def find_callable(module_name: str, attribute: str) -> Callable[..., Any]:
     """What `package.module:callable` names."""
     if not module_name or not attribute:
-        raise UnknownName(f"'{module_name}:{attribute}' names no callable of a module, as package.module:callable does")
+        raise InvalidSetting(
+            "a callable is named by its module", got=f"{module_name}:{attribute}", wanted="package.module:callable"
+        )
     if module_name.endswith(".py") or "/" in module_name:
         file = Path(module_name).with_suffix("")
-        from_there = f"{file.name}:{attribute}, from the folder that holds it (cd {file.parent})"
+        names = [f"{file.name}:{attribute} from the folder {file.parent}"]
         if not file.is_absolute() and ".." not in file.parts:
             from_here = f"{'.'.join(file.parts)}:{attribute}"
-            from_there = f"{from_here}, or {from_there}" if len(file.parts) > 1 else from_here
-        raise UnknownName(f"{module_name} is a file: name the module, {from_there}")
+            names = [from_here, *names] if len(file.parts) > 1 else [from_here]
+        raise InvalidSetting(f"{module_name} is a file", wanted=f"its module, {' or '.join(names)}")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever the user's code raises when it is imported
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
-            raise UnknownName(
-                f"there is no module {module_name!r}; run from the folder that holds it, or install its package"
-            ) from error
-        raise InvalidModel(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
+            remedy = "Run from the folder that holds it, or install its package"
+            raise InvalidSetting(f"there is no module {module_name!r}", remedy=remedy) from error
+        raise InvalidModel(f"importing {module_name} raised {type(error).__name__}", got=error) from error
     if not callable(getattr(module, attribute, None)):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise unknown_name(f"callable in {module_name}", attribute, known)

@@ -1,4 +1,4 @@
-"""Weights from files that anybody may have written."""
+"""Weights from files, which anybody may have written: nothing but tensors is read, and all is checked before use."""
 
 from __future__ import annotations
 
@@ -7,68 +7,136 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from secateur.errors import InvalidModel
+from secateur.channels.shrink import tensors_of
+from secateur.errors import InvalidData
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training programs put the weights."""
 
 
-def load_weights_(model: nn.Module, path: str | Path) -> None:
-    """Load a state dict: a .safetensors file, or one of torch.save, of which only tensors are read.
+@torch.no_grad()
+def load_weights_(model: nn.Module, path: str | Path, *, exact: bool = False) -> None:
+    """Give the model the weights in a file. If anything is wrong, the model stays as it is.
 
-    A network with a method `adapt(state)` may translate from the names of others: our ResNets from those of the Gate
-    Decorator paper's authors, VGG-16-M and FCN-32s from torchvision's vgg16_bn and vgg16.
+    exact: the file is of a result. It must hold every parameter and buffer of the model and nothing else; the model,
+        which may be on the meta device, takes on its precision. Otherwise the file is anybody's state dict: a
+        .safetensors file, or one of torch.save. A network with a method `adapt(state)` translates names of others: our
+        ResNets those of the Gate Decorator paper's authors, VGG-16-M and FCN-32s torchvision's vgg16_bn and vgg16.
     """
     path = Path(path)
+    if not path.is_file():
+        raise InvalidData(f"there is no file {path}")
+    if not exact:
+        state = _read_state(model, path)
+        _check_values(model, state, path)
+        model.load_state_dict({**model.state_dict(), **state})  # with extra state that is not a tensor
+        return
+    own = tensors_of(model)
+    state = _read_exactly(model, own, path)
+    _check_precision(own, state, path)
+    _check_values(model, state, path)
+    _replace_(model, {id(own[name]): tensor for name, tensor in state.items()})
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors in a file by name, without the prefixes of wrappers."""
+    try:
+        found: Any = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except Exception as error:  # torch refuses files in many ways, and suggests unsafe ones
+        remedy = "Save one with torch.save(model.state_dict(), file), or as .safetensors"
+        raise InvalidData(f"{path} is not a state dict that can be read safely", remedy=remedy) from error
+    for key in WRAPPERS:
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise InvalidData(f"{path} is not a state dict", got=type(found).__name__, wanted="tensors by name")
+    # DataParallel and DistributedDataParallel add the one, torch.compile the other.
+    return {str(name).replace("_orig_mod.", "").removeprefix("module."): tensor for name, tensor in found.items()}
+
+
+def _read_state(model: nn.Module, path: Path) -> dict[str, Tensor]:
+    """Anybody's state dict, made to fit the model's names."""
     state = read_weights(path)
     if hasattr(model, "adapt"):
         state = model.adapt(state)  # pyright: ignore
-    own = model.state_dict()
+    own = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     twins = {tensor.data_ptr(): state[name] for name, tensor in own.items() if name in state}
     for name, tensor in own.items():
         # A tensor under two names is in a .safetensors file once.
         if name not in state and tensor.numel() and tensor.data_ptr() in twins:
             state[name] = twins[tensor.data_ptr()]
-        # Files of old versions of torch do not count batches.
+        # Old versions of torch did not count batches.
         if name not in state and name.endswith("num_batches_tracked"):
             state[name] = tensor
-        if name not in state:
-            raise InvalidModel(f"{path} has no {name}: is it of another network than {type(model).__name__}?")
-        if state[name].shape != tensor.shape:
-            found, wanted = ("x".join(map(str, t.shape)) or "a number" for t in (state[name], tensor))
-            remedy = "give weights of the same widths, trained for the same classes"
-            if is_of_result(path):
-                remedy = f"it is of a pruned network, name its folder {path.parent}"
-            raise InvalidModel(f"{name} in {path} is {found}, and {type(model).__name__} wants {wanted}: {remedy}")
-    if unknown := sorted(set(state) - set(own)):
-        raise InvalidModel(f"{path} has {unknown[0]}, which {type(model).__name__} does not")
-    model.load_state_dict(state)
+    _check_shapes(model, own, {name: tuple(tensor.shape) for name, tensor in state.items()}, path)
+    return state
 
 
-def is_of_result(path: Path) -> bool:
-    """Whether the file is part of a result, of which the plan says what was cut."""
-    return path.name == "model.safetensors" and (path.parent / "plan.json").is_file()
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name."""
-    if not path.is_file():
-        raise InvalidModel(f"there is no file {path}")
+def _read_exactly(model: nn.Module, own: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The tensors of a result; names and shapes are compared before any is read."""
     try:
-        found: Any = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except (OSError, SafetensorError) as error:
-        raise InvalidModel(f"{path} cannot be read: {error}") from error
-    except Exception as error:  # torch has many ways to refuse a file
-        remedy = "save one with torch.save(model.state_dict(), file), or as .safetensors"
-        raise InvalidModel(f"{path} is not a state dict that can be read safely: {remedy}") from error
-    for key in WRAPPERS:
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
-        raise InvalidModel(f"{path} holds no state dict, that is tensors by name")
-    # Of DataParallel and DistributedDataParallel; of torch.compile.
-    return {str(name).replace("_orig_mod.", "").removeprefix("module."): tensor for name, tensor in found.items()}
+        with safe_open(path, "pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            _check_shapes(model, own, shapes, path)
+            return {name: file.get_tensor(name) for name in own}
+    except (OSError, SafetensorError, KeyError, RuntimeError, ValueError) as error:
+        if isinstance(error, InvalidData):
+            raise
+        raise InvalidData(f"{path} cannot be read", got=error) from error
+
+
+def _check_shapes(
+    model: nn.Module, own: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]], path: Path
+) -> None:
+    """Raise unless the file has the model's tensors and no others."""
+    kind = type(model).__name__
+    if missing := sorted(set(own) - set(found)):
+        raise InvalidData(f"{path} has no {missing[0]}", wanted=f"weights of a {kind}")
+    for name, tensor in own.items():
+        if found[name] != tuple(tensor.shape):
+            remedy = "Give weights of the same widths, trained for the same classes"
+            if path.name == "model.safetensors" and (path.parent / "plan.json").is_file():
+                remedy = f"It is of a pruned network: name its folder {path.parent}"
+            got, wanted = ("x".join(map(str, shape)) or "a number" for shape in (found[name], tensor.shape))
+            raise InvalidData(f"{name} in {path} does not fit {kind}", got=got, wanted=wanted, remedy=remedy)
+    if unknown := sorted(set(found) - set(own)):
+        raise InvalidData(f"{path} has {unknown[0]!r:.80}", wanted=f"only tensors that a {kind} has")
+
+
+def _check_precision(own: dict[str, Tensor], state: dict[str, Tensor], path: Path) -> None:
+    """Raise for another data type; a network may be saved in another precision, but then all of it."""
+    kinds: dict[torch.dtype, torch.dtype] = {}
+    for name, tensor in state.items():
+        found, wanted = tensor.dtype, own[name].dtype
+        both_real = found.is_floating_point and wanted.is_floating_point
+        if both_real or (found.is_complex and wanted.is_complex):
+            wanted = kinds.setdefault(wanted, found)
+        if found != wanted:
+            raise InvalidData(f"{name} in {path} is of another data type", got=found, wanted=wanted)
+
+
+def _check_values(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
+    """Raise for NaN, and for parameters that are infinite; buffers may be, as masks are."""
+    parameters = dict(model.named_parameters())
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and bool(tensor.isnan().any() | (name in parameters and tensor.isinf().any())):
+            raise InvalidData(f"{name} in {path} is not finite", remedy="Load a sound checkpoint")
+
+
+def _replace_(model: nn.Module, values: dict[int, Tensor]) -> None:
+    """Put new tensors in the places of old ones; what was one object under several names is one again."""
+    new: dict[int, Any] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, old in held.items():
+                if old is None:
+                    continue
+                if id(old) not in new:
+                    value = values[id(old)] if old.is_meta else values[id(old)].to(old.device)
+                    is_parameter = isinstance(old, nn.Parameter)
+                    new[id(old)] = nn.Parameter(value, old.requires_grad) if is_parameter else value
+                held[name] = new[id(old)]

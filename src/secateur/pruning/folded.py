@@ -1,5 +1,5 @@
 # pyright: reportPrivateImportUsage=false
-"""Gates of all norms at once, for steps that are captured as a CUDA graph."""
+"""The gates of all norms at once, for steps that are captured as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from secateur.pruning.gates import Gates
 
 
 class Folded:
-    """The products of gated norms in a few kernels for all, instead of a dozen for each.
+    """The products of all gated norms in a few kernels, instead of a dozen for each norm.
 
     `prepare` before the forward pass, `collect` after the backward pass: it hands the products' gradients on to phi and
     bias, as autograd would have.
@@ -33,7 +33,7 @@ class Folded:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """The norms compute with these products."""
+        """Let the norms compute with these products."""
         for module, *products in zip(self.modules, *self.made, strict=True):
             names = (module.gate_fold.weight, module.gate_fold.bias)
             vars(module)["gate_ready"] = dict(zip(names, products, strict=True))

@@ -1,8 +1,8 @@
 """Gates: a factor phi for every channel, folded into the parameters of the layer it belongs to.
 
-A gated module is of a subclass of its own class in which reading `weight` and `bias` gives them multiplied by
-`phi * mask`; what it stores under these names is what is left when phi is divided out. Nothing is multiplied onto
-activations. phi = 0, like mask = 0, means "no filter".
+The class of a gated module is a subclass of its own in which reading `weight` and `bias` gives them multiplied by
+`phi * mask`; what is stored under these names has phi divided out. Activations are not multiplied. phi = 0, like
+mask = 0, means "no filter".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from secateur.channels.groups import ChannelGraph, ChannelGroup, Member, check_g
 from secateur.channels.guard import check_module
 from secateur.channels.labels import Role
 from secateur.channels.plan import Plan
-from secateur.channels.shrink import matching_tensors, shrink_, tensors_of
+from secateur.channels.shrink import check_same_network, shrink_, tensors_of
 from secateur.channels.sites import Site
 from secateur.errors import InvalidModel
 
@@ -40,13 +40,13 @@ class Fold:
     bias: str | None
     axis: int
     dtype: torch.dtype
-    """The type in which the module computes; phi and what it divides are single precision at least."""
+    """The type that the module computes in; phi and what it divides are at least single precision."""
     frozen: bool
-    """Whether the weight does not train while gated, as a batch norm's."""
+    """Whether the weight does not train while it is gated, as that of a batch norm."""
     trained: bool
-    """Whether it did before."""
+    """Whether it trained before."""
     penalty: float
-    """What |phi| weighs in the L1 term."""
+    """The weight of |phi| in the L1 term."""
 
 
 class Gated(nn.Module):
@@ -59,7 +59,7 @@ class Gated(nn.Module):
     def gate_factor(self) -> Tensor:
         """What the parameters are multiplied with."""
         if self.gate_fold.weight is None:
-            # Without parameters to take it up in the end, phi is 1 whatever an optimizer does; it has a gradient.
+            # There is no parameter to merge phi into: it stays 1 whatever an optimizer does, but has a gradient.
             return (1 + (self.gate_phi - self.gate_phi.detach())) * self.gate_mask
         return self.gate_phi * self.gate_mask
 
@@ -99,7 +99,7 @@ class Gated(nn.Module):
 
 
 def _along(vector: Tensor, axis: int, tensor: Tensor) -> Tensor:
-    """The vector so that it multiplies the tensor along that axis."""
+    """The vector, shaped to multiply the tensor along that axis."""
     return vector.view([-1 if dim == axis else 1 for dim in range(tensor.dim())])
 
 
@@ -109,17 +109,17 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 @cache
 def _gated_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
-    """A subclass of the module's own class in which these attributes are computed when read."""
+    """A subclass of the module's class in which these attributes are computed when they are read."""
 
     def read(name: str) -> property:
         return property(lambda module: module.gate_apply(name))
 
     def forward(module: nn.Module, data: Tensor, *args: Any) -> Tensor:
-        # On a CPU torch crashes in the backward pass of data with channels last that need no gradient themselves.
+        # On a CPU torch crashes in the backward pass if channels-last data need no gradient themselves.
         return base.forward(module, data if data.requires_grad else data.contiguous(), *args)
 
     def state_of(module: nn.RNNBase) -> dict[str, Any]:
-        # A recurrent module keeps the weights that it has read; those that are computed cannot be copied.
+        # A recurrent module keeps the weights that it has read, and computed ones cannot be copied.
         raw = [module._parameters[name] for name in module._flat_weights_names]
         return {**nn.RNNBase.__getstate__(module), "_flat_weights": raw}
 
@@ -145,12 +145,12 @@ def insert_gates_(model: nn.Module, graph: ChannelGraph, *, filter_scale: Filter
     check_module(model)
     for name, module in model.named_modules():
         if isinstance(module, Gated):
-            raise InvalidModel(f"{name!r} has a gate already: merge_gates_(model) first")
+            raise InvalidModel(f"{name!r} already has a gate", remedy="Call merge_gates_(model) first")
         if any(hasattr(module, own) for own in Gated.__annotations__):
-            raise InvalidModel(f"{name!r} has an attribute that starts with gate_, which gates need: rename it")
-    matching_tensors(model, check_graph(graph))
+            raise InvalidModel(f"{name!r} has an attribute that begins with gate_", remedy="Rename it: gates need it")
+    check_same_network(model, check_graph(graph))
     if not any(group.size > group.at_least and group.name not in graph.ungated for group in graph.groups):
-        reasons = sorted({f.reason for f in graph.frozen} | set(graph.ungated.values()))
+        reasons = sorted({str(f.reason) for f in graph.frozen} | {str(reason) for reason in graph.ungated.values()})
         listed = "; or ".join(reasons) or "is the only one of its layer"
         what = "take a gate" if graph.ungated else "be removed"
         raise InvalidModel(f"no channel of this model can {what}: each {listed}")
@@ -194,13 +194,13 @@ def _insert(module: nn.Module, site: Site, some: Tensor, filter_scale: FilterSca
 
 
 def _quotient(value: Tensor, divisor: Tensor) -> Tensor:
-    """The quotient, whose product with the divisor does not overflow where the value does not."""
+    """The quotient, rounded so that its product with the divisor does not overflow where the value does not."""
     result = value.to(divisor.dtype) / divisor
     return torch.where((result * divisor).isfinite(), result, torch.nextafter(result, torch.zeros_like(result)))
 
 
 def _norm_phi(gamma: Tensor, beta: Tensor | None) -> Tensor:
-    """Appendix A where |beta / gamma| <= 10, the same function to rounding elsewhere."""
+    """Appendix A where |beta / gamma| <= 10; elsewhere the same function up to rounding."""
     tiny = torch.finfo(_wide(gamma.dtype)).tiny
     gamma = gamma.double()
     size = gamma.abs() if beta is None else torch.maximum(gamma.abs(), beta.double().abs() / SHIFT)
@@ -209,14 +209,14 @@ def _norm_phi(gamma: Tensor, beta: Tensor | None) -> Tensor:
 
 
 def _filter_phi(weight: Tensor, bias: Tensor | None, fold: Fold, scale: FilterScale) -> Tensor:
-    """Appendix B, with the filter's norm itself unless the paper's scale is asked for."""
+    """Appendix B, with the norm of the filter itself unless the scale is the paper's."""
     rows = weight.double().movedim(fold.axis, 0).flatten(1)
     limits = torch.finfo(_wide(weight.dtype))
     phi = (rows.norm(dim=1) / (rows.shape[1] if scale == "mean" else 1)).clamp(max=limits.max)
     largest = rows.abs().amax(1)
     if bias is not None:
         largest = torch.maximum(largest, bias.double().abs())
-    # A filter of zeros gets 1, and so does one too small to divide by.
+    # A filter of zeros, or one too small to divide by, gets 1.
     return torch.where((phi < limits.tiny) | (largest / phi > limits.max), 1.0, phi)
 
 
@@ -227,11 +227,11 @@ def _penalty(weight: Tensor | None, axis: int, scale: FilterScale) -> float:
 
 @torch.no_grad()
 def merge_gates_(model: nn.Module) -> nn.Module:
-    """Multiply every gate into its module and take it away; nothing of ours remains."""
+    """Multiply every gate into its module and remove it; nothing of ours remains."""
     check_module(model)
     for name, module in model.named_modules():
         if isinstance(module, Gated) and module.gate_fold.weight is None and not bool(module.gate_mask.all()):
-            raise InvalidModel(f"{name!r} has no parameters that could hold a mask: cut the channels first")
+            raise InvalidModel(f"{name!r} has no parameters that could hold a mask", remedy="Cut the channels first")
     for module in list(model.modules()):
         if isinstance(module, Gated):
             _merge(module)
@@ -256,13 +256,13 @@ def _merge(module: Gated) -> None:
 
 
 class Gates:
-    """The gates of a model, seen as one list: which channel each of their entries belongs to."""
+    """The gates of a model as one list, and the channel of each entry."""
 
     def __init__(self, model: nn.Module, graph: ChannelGraph) -> None:
         self.model = model
         self.whole = graph
         self.graph = _with_gates(graph)
-        """The same graph with the gates among its tensors, so that they are cut like any other."""
+        """The same graph with the gates among its tensors, so that they are cut too."""
         self.present = Plan(self.graph, graph.all_kept())
         """What is left of the tensors."""
         self.kept = graph.all_kept()
@@ -271,7 +271,7 @@ class Gates:
         for site in graph.sites:
             module = model.get_submodule(site.module)
             if not isinstance(module, Gated):
-                raise InvalidModel(f"{site.module!r} has no gate: insert_gates_(model, graph) first")
+                raise InvalidModel(f"{site.module!r} has no gate", remedy="Call insert_gates_(model, graph) first")
             self.modules.append(module)
 
     @property
@@ -280,7 +280,7 @@ class Gates:
 
     @property
     def trainable(self) -> list[nn.Parameter]:
-        """The gates that train: not those of norms without parameters, which stay 1, nor of weights that are frozen."""
+        """The gates that train: not those of norms without parameters or of frozen weights."""
         return [module.gate_phi for module in self.modules if module.gate_fold.trained]
 
     @cached_property
@@ -302,15 +302,15 @@ class Gates:
 
     @cached_property
     def _penalties(self) -> list[Tensor]:
-        """What each entry weighs in the L1 term."""
+        """The weight of each entry in the L1 term."""
         return [
             (module.gate_fold.penalty * (is_kept(on, self.removable) & (on >= 0))).to(module.gate_phi)
             for module, on in zip(self.modules, self.channels, strict=True)
         ]
 
     def per_channel(self, entries: Tensor) -> Tensor:
-        """Sum up what was computed for every entry of every gate, channel by channel (Eq. 8): on the CPU, where sums
-        round alike each time.
+        """Sum what was computed for every entry of every gate by channel (Eq. 8); on the CPU, where sums round the same
+        way each time.
         """
         total = torch.zeros(self.graph.num_channels + 1, dtype=entries.dtype, device="cpu")
         return total.index_add_(0, self.index, entries.cpu())[:-1]
@@ -324,7 +324,7 @@ class Gates:
 
     @contextmanager
     def switched_off(self, channel: int) -> Iterator[None]:
-        """One channel is zero for a while."""
+        """Make one channel zero while the context lasts."""
         tensors = tensors_of(self.model)
         saved: list[tuple[Tensor, Tensor]] = []
         loose = {member.tensor for group in self.whole.groups for member in self.loose(group)}
@@ -344,7 +344,7 @@ class Gates:
                     tensor.copy_(before)
 
     def loose(self, group: ChannelGroup) -> list[Member]:
-        """Members that could wake a channel after its gates, such as a learnt shift: no mask reaches them."""
+        """Members behind the gates that no mask reaches, such as a learnt shift: they could make a channel non-zero."""
         return [m for m in group.members if m.role == "passes" and m.tensor not in self._held]
 
     @cached_property

@@ -1,14 +1,12 @@
-"""How long every layer takes at every width on this device: a table that tells what removing a channel buys."""
+"""How long every layer takes at every width on this device: what the removal of a channel saves."""
 
 from __future__ import annotations
 
-import math
-import time
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,21 +18,16 @@ from secateur.channels.groups import ChannelGraph
 from secateur.channels.guard import check_module
 from secateur.channels.shapes import channels_last as in_memory
 from secateur.channels.shrink import copy_model
-from secateur.errors import InvalidSetting
+from secateur.errors import InvalidData, InvalidSetting
+from secateur.timing import captured, time_in_turn, time_kernels
 from secateur.words import counted
 
 SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
-"""Of a layer's channels: the widths that are measured. Between them the time is taken to be straight."""
-WARM_UP, ENOUGH = 3, 3
-"""Calls before the first that counts, and how many must count."""
+"""The widths that are measured, as shares of the channels of a layer; the time is interpolated linearly."""
 CAPTURED = 10
-"""Calls of a layer that a GPU does in a row: alone, each would take as long as it takes to start it."""
-AHEAD = 400_000_000
-"""Cycles for which a GPU is kept busy, about a fifth of a second, while a network's kernels are lined up behind."""
+"""Calls of a layer in one captured graph on a GPU: a single call would measure its launch."""
 SMALLEST_SAVING = 1e-3
-"""Microseconds that a channel saves at least, where the device does not notice it."""
-
-Key = TypeVar("Key", bound=Hashable)
+"""Microseconds that a channel saves at least, where none can be measured."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +37,14 @@ class LayerTable:
     name: str
     """Of the layer's weight."""
     axes: tuple[int | None, int | None]
-    """The weight's axes along which inputs and outputs lie; None for one that follows the other, as in depthwise."""
+    """The axes of the weight for inputs and outputs; None for one that follows the other, as in depthwise layers."""
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     microseconds: tuple[tuple[float, ...], ...]
     """A row for each number of inputs."""
 
     def at(self, inputs: float, outputs: float) -> float:
-        """Between the four widths around it, linearly."""
+        """Interpolated between the four nearest widths."""
         row, down = _place(self.inputs, inputs)
         column, right = _place(self.outputs, outputs)
         table = self.microseconds
@@ -64,7 +57,7 @@ class LayerTable:
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """The convolutions and linear layers of one network on one device; on a GPU with what else lies between them."""
+    """The convolutions and linear layers of one network on one device; on a GPU with a share of all other operators."""
 
     where: str
     """Device, batch, number format."""
@@ -74,24 +67,22 @@ class LatencyTable:
         """Raise if this is the table of another network."""
         # Weights that are computed, or have another name too, are not in the graph.
         known = [layer for layer in self.layers if layer.name in graph.shapes]
-        problem = "they have no layer in common" if self.layers and not known else ""
+        problem = "no layer in common" if self.layers and not known else ""
         for layer in known:
             shape = graph.shapes[layer.name]
             for axis, whole in zip(layer.axes, (layer.inputs[-1], layer.outputs[-1]), strict=True):
                 if axis is not None and shape[axis] != whole:
-                    problem = f"{layer.name} is {whole} wide there, and {shape[axis]} here"
+                    problem = problem or f"{layer.name} of width {whole} instead of {shape[axis]}"
         if problem:
-            raise InvalidSetting(
-                f"the latency table is of another network: {problem}; measure this one with "
-                "measure_latency(model, example)"
-            )
+            remedy = "Measure this network with measure_latency(model, example)"
+            raise InvalidSetting("the latency table is of another network", got=problem, remedy=remedy)
 
     def value(self, graph: ChannelGraph, keep: Tensor) -> float:
         """Microseconds of all layers when only these channels are kept."""
         return sum(layer.at(*_widths(layer, graph, keep)) for layer in self.layers)
 
     def savings(self, graph: ChannelGraph, keep: Tensor) -> Tensor:
-        """For every channel the microseconds that its removal alone would save as the network stands."""
+        """The microseconds that the removal of each channel alone would save now."""
         result = torch.zeros(keep.shape, dtype=torch.float64, device="cpu")
         for layer in self.layers:
             inputs, outputs = _widths(layer, graph, keep)
@@ -136,7 +127,7 @@ class LatencyTable:
                 raise ValueError("a row does not have a number for each width")
             return cls(str(data["where"]), tuple(layers))
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise InvalidSetting(f"this is no table of latencies: {error}; measure it anew") from error
+            raise InvalidData(f"this is not a latency table: {error}", remedy="Measure it again") from error
 
 
 def measure_latency(
@@ -148,7 +139,7 @@ def measure_latency(
     repetitions: int = 10,
     progress: Callable[[str], object] = lambda text: None,
 ) -> LatencyTable:
-    """Time every convolution and linear layer of the model by itself, at several widths, where the model is.
+    """Time every convolution and linear layer of the model by itself, at several widths, on the model's device.
 
     On a GPU the rest of the network's time, of norms, activations and sums, is laid on the layers by how much they put
     out. On a CPU it is not: what runs a network there mostly does such things along with the convolutions.
@@ -175,49 +166,8 @@ def measure_latency(
     return LatencyTable(f"{place}, batch {batch}, {str(precision).removeprefix('torch.')}", tuple(layers))
 
 
-def time_by_turns(
-    calls: Mapping[Key, Callable[[], object]], wait: Callable[[], None], repetitions: int, patience: float = math.inf
-) -> dict[Key, list[float]]:
-    """Seconds of every call of each, taken by turns so that a busy moment hits all alike; the first are warm-up.
-
-    patience: seconds after which three repetitions are enough.
-    """
-    seconds: dict[Key, list[float]] = {key: [] for key in calls}
-    begun = time.perf_counter()
-    for round_number in range(-WARM_UP, repetitions):
-        if round_number >= ENOUGH and time.perf_counter() - begun > patience:
-            break
-        for key, call in calls.items():
-            wait()
-            started = time.perf_counter()
-            call()
-            wait()
-            if round_number >= 0:
-                seconds[key].append(time.perf_counter() - started)
-    return seconds
-
-
-def captured(call: Callable[[], object], device: torch.device, times: int = 1) -> Callable[[], object]:
-    """The call, so many times in a row, as a CUDA graph: what the GPU takes, and not what starting its kernels does."""
-    with torch.cuda.device(device):
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                call()
-        stream.synchronize()
-        with torch.cuda.graph(graph):
-            for _ in range(times):
-                call()
-
-    def replay(held: object = call) -> None:  # the graph reads tensors that it does not hold
-        graph.replay()
-
-    return replay
-
-
 def with_rest(layers: list[LayerTable], sizes: list[int], whole: float) -> list[LayerTable]:
-    """The layers, with what is left of the whole network's microseconds laid on them by the sizes of their outputs."""
+    """The layers, with the rest of the network's time added in proportion to the sizes of their outputs."""
     rest = max(0.0, whole - sum(layer.microseconds[-1][-1] for layer in layers)) / sum(sizes)
     result = []
     for layer, size in zip(layers, sizes, strict=True):
@@ -230,35 +180,17 @@ def with_rest(layers: list[LayerTable], sizes: list[int], whole: float) -> list[
 def time_whole(
     model: nn.Module, example: Any, precision: torch.dtype, channels_last: bool, repetitions: int = 10
 ) -> float:
-    """Microseconds of a pass; on a GPU without the time to start its kernels, and not `captured`, as not every network
-    can be.
-    """
+    """Microseconds of a forward pass; on a GPU without the time to launch its kernels."""
     call, device = Example.of(example).to(precision), next(model.parameters()).device
     whole = copy_model(model).eval().to(dtype=precision)._apply(in_memory if channels_last else Tensor.contiguous)
-    if device.type != "cuda":
-        with torch.inference_mode():
-            seconds = time_by_turns({"": lambda: call(whole)}, waiting_for(device), repetitions)
-        return 1e6 * min(seconds[""])
-    found = []
-    with torch.cuda.device(device), torch.inference_mode():
-        for _ in range(WARM_UP + repetitions):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(AHEAD)
-            begin.record()
-            call(whole)
-            end.record()
-            torch.cuda.synchronize()
-            found.append(1000 * begin.elapsed_time(end))
-    return min(found[WARM_UP:])
-
-
-def waiting_for(device: torch.device) -> Callable[[], None]:
-    """What waits until the device has done its work."""
-    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+    with torch.inference_mode():
+        if device.type == "cuda":
+            return 1e6 * time_kernels(lambda: call(whole), device, repetitions)
+        return 1e6 * min(time_in_turn({"": lambda: call(whole)}, device, repetitions)[""])
 
 
 def _watch(model: nn.Module, example: Example) -> list[tuple[str, Any, tuple[int, ...], int]]:
-    """Every call of a convolution or linear layer: its name, itself, the shape of its input, the size of its output."""
+    """Every call of a convolution or linear layer: name, module, shape of the input, size of the output."""
     calls: list[tuple[str, Any, tuple[int, ...], int]] = []
 
     def note(name: str) -> Callable[[Any, Any, Any, Any], None]:
@@ -289,7 +221,7 @@ def _watch(model: nn.Module, example: Example) -> list[tuple[str, Any, tuple[int
 def _measure_layer(
     module: Any, shape: tuple[int, ...], precision: torch.dtype, layout: torch.memory_format, repetitions: int
 ) -> LayerTable:
-    """One layer over a grid of widths; grouped ones, where both widths move together, along one line."""
+    """One layer over a grid of widths; a grouped layer, whose widths change together, along one line."""
     if isinstance(module, nn.Linear):
         inputs, outputs, axes = module.in_features, module.out_features, (1, 0)
     else:
@@ -311,7 +243,7 @@ def _measure_layer(
     times = 1
     if device.type == "cuda":
         times, calls = CAPTURED, {widths: captured(call, device, CAPTURED) for widths, call in calls.items()}
-    seconds = time_by_turns(calls, waiting_for(device), repetitions)
+    seconds = time_in_turn(calls, device, repetitions)
     # Whatever else the machine does only adds time, so the shortest is nearest to the truth; and fewer channels never
     # take more of it.
     table = [[1e6 * min(seconds[a, b]) / times for b in across] for a in down]
@@ -359,7 +291,7 @@ def _layer(
 
 
 def _widths(layer: LayerTable, graph: ChannelGraph, keep: Tensor) -> tuple[int, int]:
-    """The inputs and outputs that a layer has left."""
+    """How many inputs and outputs are left of a layer."""
     counts = []
     for axis, whole in zip(layer.axes, (layer.inputs[-1], layer.outputs[-1]), strict=True):
         channels = graph.axes.get((layer.name, axis)) if axis is not None else None
@@ -368,7 +300,7 @@ def _widths(layer: LayerTable, graph: ChannelGraph, keep: Tensor) -> tuple[int, 
 
 
 def _place(grid: tuple[int, ...], value: float) -> tuple[int, float]:
-    """Between which two of the grid it lies, and how far; below the first it is on the line through nothing left."""
+    """The grid point below the value, and how far it is from there to the next; extrapolated below the first."""
     index = max(0, min(bisect_right(grid, value) - 1, len(grid) - 2))
     if len(grid) == 1:
         return 0, 0.0

@@ -1,7 +1,7 @@
-"""What a channel is worth: the paper's score, and others to compare it with.
+"""Scores: the importance of a channel. The paper's, and others to compare it with.
 
-A score is told about every backward pass (`observe`) and gives one number per channel in the end. Where a channel has
-several gates or filters its numbers are added up (Eq. 8). Write your own by subclassing `Score`.
+A score observes every backward pass and gives one number per channel in the end. Where a channel has several gates or
+filters, their numbers are added (Eq. 8). Subclass `Score` to write your own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from secateur.channels.cost import is_kept
 from secateur.channels.labels import Role
 from secateur.channels.plan import Plan
-from secateur.channels.shrink import cut, cuts_between
+from secateur.channels.shrink import cut
 from secateur.errors import InvalidModel, InvalidSetting, unknown_name
 from secateur.pruning.gates import Gates
 
@@ -37,36 +37,37 @@ class Score:
         """After each backward pass, before the optimizer's step."""
 
     def end(self) -> Tensor:
-        """The score of every channel of the graph; what it says of channels already removed does not matter."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what channels are worth: write its end()")
+        """The score of every channel of the graph; the values for channels already removed do not matter."""
+        raise NotImplementedError(f"{type(self).__name__} has no end(), which gives the scores")
 
     def close(self) -> None:
         """Leave nothing behind in the model."""
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors that hold what has been observed; a run that goes on from a checkpoint fills them again."""
+        """The tensors that hold what was observed; a run that is resumed fills them again."""
         return {}
 
     @property
     def resumable(self) -> bool:
-        """Whether `state` is all there is to remember; a score that observes must say so by having one."""
+        """Whether `state` is all there is to remember; a score that observes must define it."""
         return type(self).observe is Score.observe or type(self).state is not Score.state
 
 
 def zero_(state: dict[str, Tensor]) -> None:
-    """Start anew with the same tensors: a captured step writes to them."""
+    """Start again with the same tensors: a captured step writes to them."""
     for tensor in state.values():
         tensor.zero_()
 
 
 def check_state(score: Score) -> None:
-    """Raise for a score that has just begun whose state could not be filled again."""
+    """Raise for a score whose state cannot be filled again; it has just begun."""
     state = score.state()
     wrong = [f"{type(value).__name__} for {key!r}" for key, value in state.items() if not isinstance(value, Tensor)]
     if wrong or (not state and type(score).state is not Score.state):
         raise InvalidSetting(
-            f"state() of the score {type(score).__name__} must give tensors that begin() has made, got "
-            f"{wrong[0] if wrong else 'none'}: a run that goes on from a checkpoint writes into them"
+            f"state() of the score {type(score).__name__} is wrong",
+            got=wrong[0] if wrong else "nothing",
+            wanted="tensors that begin() has made, which a resumed run writes into",
         )
 
 
@@ -74,12 +75,12 @@ Kind = TypeVar("Kind", bound=type[Score])
 
 
 def register(name: str) -> Callable[[Kind], Kind]:
-    """Make a score available by name; the same class, defined anew as notebooks do, takes its own place."""
+    """Make a score available by name; defining the same class again, as in a notebook, replaces it."""
 
     def add(kind: Kind) -> Kind:
         known = SCORES.get(name, kind)
         if (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
-            raise ValueError(f"there is a score {name!r} already, {known.__qualname__}: take another name")
+            raise ValueError(f"there is already a score {name!r}, {known.__qualname__}")
         SCORES[name] = kind
         return kind
 
@@ -90,16 +91,15 @@ def make_score(score: str | Score) -> Score:
     if isinstance(score, Score):
         return score
     if not isinstance(score, str):
-        what = f"the class {score.__name__}: pass {score.__name__}()" if isinstance(score, type) else repr(score)
-        raise InvalidSetting(f"a score is a name or an instance of Score, got {what}")
+        got = f"the class {score.__name__}" if isinstance(score, type) else repr(score)
+        raise InvalidSetting("the score is wrong", got=got, wanted="a name, or an instance of Score")
     if score not in SCORES:
         raise unknown_name("score", score, list(SCORES))
     return SCORES[score]()
 
 
 def describe(score: Score) -> str:
-    """The class and what the instance was made with, as far as that is plain and kept under its name: how a run that
-    goes on knows its score again.
+    """The class and the plain arguments that the instance keeps under their names: how a resumed run recognises it.
 
     >>> describe(Random(seed=3)), describe(Taylor()), describe(Oracle(lambda model: torch.zeros(())))
     ('Random(seed=3)', 'Taylor', 'Oracle')
@@ -117,17 +117,19 @@ def _is_plain(value: Any) -> bool:
 
 
 def checked(score: Score, values: Tensor, kept: Tensor) -> Tensor:
-    """What a score has given, on the CPU in double precision; raise unless every channel that is left has a number."""
+    """The scores on the CPU in double precision; raise unless every channel that is left has a number."""
     name = type(score).__name__
     if not isinstance(values, Tensor) or values.shape != kept.shape or values.is_complex():
         shape = f" of {values.dtype} and shape {tuple(values.shape)}" if isinstance(values, Tensor) else ""
         raise InvalidSetting(
-            f"end() of the score {name} must give a tensor with one number for each of the {kept.numel()} channels of "
-            f"the graph, got {type(values).__name__}{shape}; gates.per_channel makes one"
+            f"end() of the score {name} is wrong",
+            got=f"{type(values).__name__}{shape}",
+            wanted=f"a tensor with one number for each of the {kept.numel()} channels, as gates.per_channel makes it",
         )
     values = values.detach().double().cpu()
     if missing := int(values[kept].isnan().sum()):
-        raise InvalidSetting(f"the score {name} is NaN for {missing} of the {int(kept.sum())} channels that are left")
+        got = f"NaN for {missing} of {int(kept.sum())} channels"
+        raise InvalidSetting(f"the score {name} is not a number", got=got)
     return values
 
 
@@ -177,7 +179,7 @@ class Taylor(Score):
 
 @register("fisher")
 class Fisher(Taylor):
-    """The squares of what `Taylor` adds up: an estimate of the second-order term, (dL/dphi * phi)^2."""
+    """The squares of what `Taylor` adds: an estimate of the second-order term, (dL/dphi * phi)^2."""
 
     def change(self, products: Tensor) -> Tensor:
         return products.square()
@@ -200,8 +202,8 @@ class Slim(Score):
         return self.gates.per_channel(torch.cat(sizes))
 
 
-class Watching(Score):
-    """A score computed from what the gated modules put out."""
+class OutputScore(Score):
+    """A score computed from the outputs of the gated modules."""
 
     capturable = True
 
@@ -233,7 +235,7 @@ class Watching(Score):
 
     @property
     def resumable(self) -> bool:
-        return type(self).begin is Watching.begin or type(self).state is not Watching.state
+        return type(self).begin is OutputScore.begin or type(self).state is not OutputScore.state
 
     def see(self, number: int, output: Tensor, shape: Callable[[Tensor], Tensor]) -> None:
         """`shape` brings it to (batch, places, channels)."""
@@ -249,11 +251,11 @@ class Watching(Score):
         self.handles = []
 
     def means(self) -> list[Tensor]:
-        """What each gate's entries were found to be on average."""
+        """The mean of each entry of each gate."""
         result = []
         for total, count, site in zip(self.sums, self.counts.tolist(), self.gates.whole.sites, strict=True):
             if not count:
-                raise InvalidModel(f"{type(self).__name__} needs the output of {site.module!r}, which was never called")
+                raise InvalidModel(f"{site.module!r} was never called, and {type(self).__name__} needs its output")
             result.append(total / count)
         self.close()
         return result
@@ -263,7 +265,7 @@ class Watching(Score):
 
 
 @register("pcnn")
-class PCNN(Watching):
+class PCNN(OutputScore):
     """Molchanov et al.: |mean over places of z * dL/dz|, averaged over images, each layer scaled to unit L2 norm."""
 
     def see(self, number: int, output: Tensor, shape: Callable[[Tensor], Tensor]) -> None:
@@ -274,7 +276,7 @@ class PCNN(Watching):
 
         def backward(gradient: Tensor) -> None:
             found = shape(seen * gradient).mean(1, dtype=torch.float64).abs().sum(0)
-            # Scaled gradients that overflow are left out. How many there were does not matter: a layer has norm 1.
+            # Scaled gradients that overflow are left out. Their number does not matter: a layer has norm 1.
             self.add(number, torch.where(found.isfinite().all(), found, 0.0))
             self.counts[number] += seen.shape[0]
 
@@ -286,7 +288,7 @@ class PCNN(Watching):
 
 
 @register("apoz")
-class APoZ(Watching):
+class APoZ(OutputScore):
     """Hu et al.: the share of places where the response is positive, which is what a ReLU lets pass."""
 
     def see(self, number: int, output: Tensor, shape: Callable[[Tensor], Tensor]) -> None:
@@ -298,7 +300,7 @@ class APoZ(Watching):
         return self.gates.per_channel(torch.cat(self.means()))
 
 
-class OfFilters(Score):
+class FilterScore(Score):
     """A score computed from the weights of the filters alone."""
 
     capturable = True
@@ -316,9 +318,9 @@ class OfFilters(Score):
         raise NotImplementedError
 
     def _filters(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The filters of each layer as rows, and the channel of each; what is masked is left out, as if cut."""
+        """The filters of each layer as rows, and the channel of each; masked filters are left out, as if cut."""
         graph, gates = self.gates.whole, self.gates
-        masked = cuts_between(Plan(gates.graph, gates.kept), gates.present)
+        masked = Plan(gates.graph, gates.kept).cuts(gates.present).kept
         for (tensor, axis), channels in graph.axes.items():
             if graph.roles[tensor, axis] == Role.PRODUCES and len(graph.shapes[tensor]) > 1:
                 path, _, attribute = tensor.rpartition(".")
@@ -328,7 +330,7 @@ class OfFilters(Score):
 
 
 @register("l1")
-class L1Norm(OfFilters):
+class L1Norm(FilterScore):
     """Li et al.: the sum of the filter's absolute weights."""
 
     def worth(self, rows: Tensor) -> Tensor:
@@ -336,7 +338,7 @@ class L1Norm(OfFilters):
 
 
 @register("l2")
-class L2Norm(OfFilters):
+class L2Norm(FilterScore):
     """The filter's Euclidean norm."""
 
     def worth(self, rows: Tensor) -> Tensor:
@@ -344,7 +346,7 @@ class L2Norm(OfFilters):
 
 
 @register("fpgm")
-class FPGM(OfFilters):
+class FPGM(FilterScore):
     """He et al.: the sum of distances to all filters of the layer; near the geometric median is redundant."""
 
     def worth(self, rows: Tensor) -> Tensor:
@@ -353,7 +355,7 @@ class FPGM(OfFilters):
 
 @register("random")
 class Random(Score):
-    """Chance, by seed."""
+    """Random numbers by seed."""
 
     capturable = True
 

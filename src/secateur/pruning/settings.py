@@ -9,7 +9,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from secateur.errors import InvalidSetting, unknown_name
-from secateur.training.settings import Settings, is_share
+from secateur.settings import Settings, is_share
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,7 +21,7 @@ from secateur.recipes.experiments import EXPERIMENTS
 from secateur.recipes.paper import find_recipe, is_recipe
 from secateur.recipes.recipe import Recipe
 from secateur.runs.settings import TickTock
-from secateur.training.settings import check_types
+from secateur.settings import check_types
 from secateur.training.task import Task, classification, segmentation
 
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from secateur.data.catalog import find_dataset
+from secateur.files import numbers, read_json_lines
 from secateur.models.lookup import find_model
-from secateur.plain import numbers
 from secateur.recipes.jobs import Order
 from secateur.recipes.paper import find_recipe
 from secateur.recipes.starts import open_network
@@ -25,7 +25,7 @@ from secateur.results.bench import latency
 from secateur.results.figures import draw_curves, draw_structures
 from secateur.results.load import load
 from secateur.results.pictures import draw_seen
-from secateur.results.structure import Layer, Structure, read_lines, read_structure
+from secateur.results.structure import Layer, Structure, read_structure
 from secateur.training.checkpoint import read_config
 from secateur.words import counted
 
@@ -111,7 +111,7 @@ def schedules(done: Done) -> str:
 
 def rankings(done: Done) -> str:
     """Figure GFIR: accuracy before fine-tuning against filters removed."""
-    paths = {name: path_of(read_lines(done.folders[name] / "result" / "history.jsonl")) for name in done.pruned()}
+    paths = {name: path_of(read_json_lines(done.folders[name] / "result" / "history.jsonl")) for name in done.pruned()}
     draw_rankings(paths, "filters", done.figure)
     return page(done, *table_of_rankings(paths), drawn=True)
 

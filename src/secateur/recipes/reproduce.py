@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from secateur.errors import InvalidSetting
+from secateur.files import read_json, write_atomic
 from secateur.recipes import reports
 from secateur.recipes.controls import narrowed
 from secateur.recipes.experiments import Experiment, Step
 from secateur.recipes.jobs import Order
 from secateur.recipes.recipe import scaled
 from secateur.recipes.work import RunConfig, read_run
-from secateur.results.atomic import write
-from secateur.results.structure import read_json
 from secateur.runs.record import differences
 from secateur.runs.settings import TickTock
 from secateur.training.distributed import World
@@ -99,7 +98,7 @@ def write_page(name: str, experiment: Experiment, conditions: Conditions) -> tup
     done = reports.Done(conditions.order, runs, folders, conditions.scale, page.with_suffix(".svg"))
     report = getattr(reports, experiment.report) if done.pruned() else reports.nothing_yet
     text = f"# {name}\n\n{report(done)}"
-    write(page, lambda target: target.write_text(text))
+    write_atomic(page, text)
     return text, page
 
 

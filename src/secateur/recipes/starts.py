@@ -17,7 +17,7 @@ from secateur.models.weights import load_weights_
 from secateur.randomness import seeded
 from secateur.recipes.controls import initialize_
 from secateur.recipes.jobs import Job, Order, build
-from secateur.results.load import fill_, find_result, read_plan
+from secateur.results.load import find_result, read_plan
 from secateur.runs.record import ORIGINAL, START_PLAN, WHOLE
 
 
@@ -58,10 +58,7 @@ class Source:
 
     def fill_(self, model: nn.Module) -> None:
         """Give the network, which is already cut, its weights."""
-        if self.is_result:
-            fill_(model, self.weights)
-        else:
-            load_weights_(model, self.weights)
+        load_weights_(model, self.weights, exact=self.is_result)
 
 
 def find_source(name: str) -> Source:
@@ -73,7 +70,7 @@ def find_source(name: str) -> Source:
         raise InvalidSetting(f"there is neither a run nor a file with weights at {path}")
     folder = find_result(path)
     weights, plan = folder / "model.safetensors", folder / "plan.json"
-    if not read_plan(plan)["groups"]:
+    if not read_plan(plan).groups:
         return Source(weights, is_result=True)
     return Source(weights, plan, _find_whole(folder.parent), is_result=True)
 
@@ -97,7 +94,7 @@ def begin(job: Job, graph: ChannelGraph, order: Order, seed: int) -> Start:
     plan = _plan_of(source.plan, graph, order)
     known = None
     if source.whole is not None:
-        load_weights_(job.model, source.whole)
+        load_weights_(job.model, source.whole, exact=True)
         known = job.model
     model = shrink(job.model, plan)
     if order.fresh:
@@ -112,15 +109,15 @@ def reopen(job: Job, graph: ChannelGraph, order: Order, folder: Path) -> Start:
     """The start of a run that is resumed, from its own folder."""
     plan = Plan(graph, graph.all_kept())
     if not (folder / START_PLAN).is_file():
-        fill_(job.model, folder / ORIGINAL)
+        load_weights_(job.model, folder / ORIGINAL, exact=True)
         return Start(job.model, plan, job.model)
     plan = _plan_of(folder / START_PLAN, graph, order)
     model = shrink(job.model, plan)
-    fill_(model, folder / ORIGINAL)
+    load_weights_(model, folder / ORIGINAL, exact=True)
     known = None
     if (folder / WHOLE).is_file():
         known = copy_model(job.model)
-        fill_(known, folder / WHOLE)
+        load_weights_(known, folder / WHOLE, exact=True)
     return Start(model, plan, known)
 
 

@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from secateur.channels.example import Example
+from secateur.files import read_json, write_atomic
 from secateur.pruning.latency import LatencyTable, measure_latency, time_whole
 from secateur.recipes.jobs import Job
-from secateur.results.atomic import write
-from secateur.results.structure import read_json
 from secateur.runs.settings import TickTock
 from secateur.training.distributed import World
 from secateur.training.engine import Engine
@@ -34,7 +33,7 @@ def latency_table(
     if world.leads and not path.is_file():
         say("measuring the layers on this device")
         table = measure_latency(job.model, **_to_time(job, settings, engine))
-        write(path, lambda target: target.write_text(json.dumps(table.to_dict())))
+        write_atomic(path, json.dumps(table.to_dict()))
     world.wait()
     return LatencyTable.from_dict(read_json(path))
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from secateur.channels.analyze import analyze
-from secateur.channels.cuts import Cuts, checked_indices
-from secateur.channels.plan import VERSION, Plan
-from secateur.channels.shrink import shrink_, tensors_of
-from secateur.errors import DamagedResult, InvalidModel, InvalidPlan
-from secateur.models.lookup import example_for, find_model, is_known, network_of
-from secateur.results.structure import read_json
+from secateur.channels import plan as plans
+from secateur.channels.plan import SavedPlan
+from secateur.channels.shrink import cut_, tensors_of
+from secateur.errors import InvalidData, InvalidModel, InvalidSetting
+from secateur.files import read_json
+from secateur.models.lookup import build_network, check_callable, find_callable, find_model, is_known
+from secateur.models.weights import load_weights_
 
-LARGEST_PLAN = 2**28
-"""Bytes that a plan.json may have to be read."""
 OPTIONS = {
     "num_classes": 10**6,
     "width": 1000,
@@ -38,40 +33,35 @@ MOST_TIMES = 1000
 """How many times as large as its weights a whole network may be that has to be built for its values."""
 
 
-def load(path: str | Path, build: Callable[[], Any] | None = None, example: Any = None) -> nn.Module:
+def load(path: str | Path, build: Callable[[], Any] | str | None = None) -> nn.Module:
     """The pruned network that `save` has written, in evaluation mode, on the CPU.
 
-    build: makes the whole network, as it was before pruning, or a `Job` with it; not needed where that is one of
-        Secateur's, torchvision's or timm's and the result says which.
-    example: an input of the network; only for results of version 1, which did not say where to cut.
+    build: makes the whole network, as it was before pruning, or a `Job` with it: a function, or its name as
+        `package.module:callable`. Not needed for networks of Secateur, torchvision and timm that the result names.
     """
-    if build is not None:
-        _check_build(build)
+    return load_with_example(path, build)[0]
+
+
+def load_with_example(path: str | Path, build: Callable[[], Any] | str | None = None) -> tuple[nn.Module, Any]:
+    """The same, and the example of the job that `build` makes, or None."""
+    name = build if isinstance(build, str) else "build"
+    builder = find_callable(*build.split(":", 1)) if isinstance(build, str) and ":" in build else build
+    if builder is not None:
+        check_callable(builder, name)
     folder = find_result(Path(path))
     plan = read_plan(folder / "plan.json")
-    make = build if build is not None else _builder(plan, folder)
     with torch.random.fork_rng(devices=[]):
-        # Constants of the user's own modules, if they were made on the meta device, would stay without values.
-        model = _without_memory(make, folder) if build is None and "cuts" in plan else None
-        model = network_of(make(), "build")[0] if model is None else model
-    if "cuts" in plan:
-        _worded(folder, lambda: Cuts.from_dict(plan["cuts"]).apply_(model))
-    elif plan["groups"]:
-        example = example_for(model) if example is None else example
-        _worded(folder, lambda: shrink_(model, Plan.from_json(analyze(model, example), json.dumps(plan))))
-    fill_(model, folder / "model.safetensors")
-    return model.eval()
-
-
-def _check_build(build: Any) -> None:
-    if not callable(build) or isinstance(build, nn.Module):
-        raise InvalidModel(f"build is a function that makes the whole network, got {type(build).__name__}")
+        if builder is not None:
+            # Not on the meta device, where constants of the user's own modules would stay without values.
+            model, example = build_network(builder, name)
+        else:
+            model, example = _build_named(plan.data, folder), None
     try:
-        inspect.signature(build).bind()
-    except TypeError as error:
-        raise InvalidModel(f"build is called without arguments, and cannot be: {error}") from error
-    except ValueError:
-        pass  # what is written in C may not tell
+        cut_(model, plan.cuts)
+    except InvalidSetting as error:
+        raise InvalidData(f"{folder / 'plan.json'} does not fit the network", got=error) from error
+    load_weights_(model, folder / "model.safetensors", exact=True)
+    return model.eval(), example
 
 
 def find_result(path: Path) -> Path:
@@ -79,76 +69,66 @@ def find_result(path: Path) -> Path:
     for folder in (path / "result", path):
         if (folder / "plan.json").is_file():
             return folder
-    hint = f": its run is not finished, secateur resume {path}" if (path / "config.json").is_file() else ""
-    if hint and "order" not in read_json(path / "config.json"):
-        hint = f": a run from Python leaves it to you, secateur.save(result, {str(path / 'result')!r})"
-    raise DamagedResult(f"there is no result in {path}, which would have a plan.json and a model.safetensors{hint}")
+    remedy = None
+    if (path / "config.json").is_file():
+        remedy = "Its run is not finished: resume it"
+        if "order" not in read_json(path / "config.json"):
+            remedy = f"A run from Python leaves it to you: secateur.save(result, {str(path / 'result')!r})"
+    raise InvalidData(f"there is no result in {path}", wanted="a plan.json and a model.safetensors", remedy=remedy)
 
 
-def read_plan(path: Path) -> dict[str, Any]:
+def read_plan(path: Path) -> SavedPlan:
     """What plan.json says, checked for form only."""
+    data = read_json(path)
     try:
-        if path.stat().st_size > LARGEST_PLAN:
-            raise ValueError(f"it has more than {LARGEST_PLAN:,} bytes")
-        plan = json.loads(path.read_bytes())
-        if not isinstance(plan, dict) or plan.get("format") != "secateur-plan":
-            raise ValueError('it does not say "format": "secateur-plan"')
-        if plan.get("version") not in range(1, VERSION + 1):
-            raise ValueError(f"its version is {plan.get('version')!r:.40}, and this Secateur reads up to {VERSION}")
-        if not isinstance(plan.get("groups"), dict):
-            raise ValueError('it has no "groups"')
-        for name, entry in plan["groups"].items():
-            checked_indices(entry["kept"], entry["size"], name)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedResult(f"cannot read {path}: {error}") from error
-    return plan
+        return plans.read_plan(data)
+    except ValueError as error:
+        raise InvalidData(f"{path} is damaged, or of another version", got=error) from error
 
 
-def _builder(plan: dict[str, Any], folder: Path) -> Callable[[], nn.Module]:
-    """What builds the network that the plan names; a name from a file is never imported."""
+def _build_named(plan: dict[str, Any], folder: Path) -> nn.Module:
+    """The whole network that the plan names, without memory for its tensors if it can be; no name is imported."""
     network = plan.get("network")
     if not isinstance(network, dict) or not isinstance(network.get("name"), str):
-        raise InvalidModel(f"{folder} does not say which network it is of: name what makes it, as {_as_pruned(folder)}")
+        raise InvalidModel(f"{folder} does not say which network it is of", remedy=_how_to_build(folder))
     name, options = network["name"], network.get("options", {})
     if not is_known(name):
-        raise InvalidModel(f"{folder} is of {name!r:.80}, which is not ours: name what makes it, as build= or --build")
-    if not isinstance(options, dict) or not set(options) <= set(OPTIONS):
-        raise DamagedResult(f"{folder / 'plan.json'} asks for options that no result needs: {options!r:.80}")
-    if not all(isinstance(value, str) or _is_small(value, OPTIONS[key]) for key, value in options.items()):
-        raise DamagedResult(f"{folder / 'plan.json'} asks for what is not plain or too large: {options!r:.80}")
-    return lambda: find_model(name, **options)
-
-
-def _as_pruned(folder: Path) -> str:
-    """How to name what makes the network; by the name under which the run was given it, which is not imported."""
-    path = folder / "summary.json"
-    order = read_json(path).get("order") if path.is_file() else None
-    recipe = order.get("recipe") if isinstance(order, dict) else None
-    if not isinstance(recipe, str) or not re.fullmatch(r"[\w.]{1,80}:\w{1,80}", recipe):
-        return "build= or --build"
-    return f"--build {recipe}, or build={recipe.partition(':')[2]} in Python"
-
-
-def _is_small(value: Any, largest: int) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= largest
-
-
-def _without_memory(build: Callable[[], nn.Module], folder: Path) -> nn.Module | None:
-    """The whole network without memory for its tensors, all of which will come from the file; None if it needs some."""
+        raise InvalidModel(f"{folder} is of {name!r:.80}, which is not ours", remedy=_how_to_build(folder))
+    if not isinstance(options, dict) or not all(_is_plain(key, value) for key, value in options.items()):
+        got = f"{options!r:.80}"
+        raise InvalidData(f"{folder / 'plan.json'} asks for options that no result needs", got=got)
     try:
         with torch.device("meta"):
-            model = build()
+            model = find_model(name, **options)
     except InvalidModel as error:
-        if "meta" in str(error):  # code that looks at values cannot be run without any
-            return None
-        raise DamagedResult(f"the network that {folder / 'plan.json'} names cannot be made: {error}") from error
-    if not _has_own_values(model):
+        # Code that looks at values cannot run without any.
+        if not isinstance(error.__cause__, RuntimeError | TypeError):
+            raise InvalidData(f"the network of {folder / 'plan.json'} cannot be built", got=error) from error
+        model = None
+    if model is not None and not _has_own_values(model):
         return model
     weights = folder / "model.safetensors"
     size = weights.stat().st_size if weights.is_file() else 0
-    if sum(tensor.nbytes for tensor in tensors_of(model).values()) > MOST_TIMES * size:
-        raise DamagedResult(f"{folder / 'plan.json'} names a network that is much larger than what {weights} is of")
-    return None
+    if model is not None and sum(tensor.nbytes for tensor in tensors_of(model).values()) > MOST_TIMES * size:
+        raise InvalidData(f"{folder / 'plan.json'} names a network that is much larger than {weights}")
+    return find_model(name, **options)
+
+
+def _how_to_build(folder: Path) -> str:
+    """How to name what makes the network: as the run was given it, which is not imported from here."""
+    path = folder / "summary.json"
+    order = read_json(path).get("order") if path.is_file() else None
+    recipe = order.get("recipe") if isinstance(order, dict) else None
+    if isinstance(recipe, str) and re.fullmatch(r"[\w.]{1,80}:\w{1,80}", recipe):
+        return f"Pass build={recipe!r}, which built it for the run"
+    return "Pass build=, a function that makes the network as it was before pruning, or package.module:callable"
+
+
+def _is_plain(option: Any, value: Any) -> bool:
+    """Whether this is an option that a file may ask for."""
+    return option in OPTIONS and (
+        isinstance(value, str) or (isinstance(value, int | float) and 0 <= value <= OPTIONS[option])
+    )
 
 
 def _has_own_values(model: nn.Module) -> bool:
@@ -157,61 +137,3 @@ def _has_own_values(model: nn.Module) -> bool:
         module._non_persistent_buffers_set or any(isinstance(value, Tensor) for value in vars(module).values())
         for module in model.modules()
     )
-
-
-def _worded(folder: Path, change: Callable[[], object]) -> None:
-    try:
-        change()
-    except InvalidPlan as error:
-        raise DamagedResult(f"{folder / 'plan.json'} does not fit the network: {error}") from error
-
-
-@torch.no_grad()
-def fill_(model: nn.Module, path: Path) -> None:
-    """Give every parameter and buffer what the file has for it; all of the file is checked before it is read."""
-    own = tensors_of(model)
-    try:
-        with safe_open(path, "pt") as file:
-            names = set(file.keys())
-            if missing := sorted(set(own) - names):
-                raise DamagedResult(
-                    f"{path} has no {missing[0]}: is it of another network than {type(model).__name__}?"
-                )
-            if unknown := sorted(names - set(own)):
-                raise DamagedResult(f"{path} has {unknown[0]!r:.80}, which {type(model).__name__} does not")
-            for name, tensor in own.items():
-                found = tuple(file.get_slice(name).get_shape())
-                if found != tuple(tensor.shape):
-                    shapes = ("x".join(map(str, shape)) or "a number" for shape in (found, tensor.shape))
-                    raise DamagedResult("{} in {} is {}, and should be {}".format(name, path, *shapes))
-            loaded = {name: file.get_tensor(name) for name in own}
-    except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise DamagedResult(f"cannot read {path}: {error}") from error
-    parameters = dict(model.named_parameters())
-    # A network may have been pruned in another precision than it is built in, but then all of it.
-    kinds: dict[torch.dtype, torch.dtype] = {}
-    for name, tensor in loaded.items():
-        found, wanted = tensor.dtype, own[name].dtype
-        both_real = found.is_floating_point and wanted.is_floating_point
-        if both_real or (found.is_complex and wanted.is_complex):
-            wanted = kinds.setdefault(wanted, found)
-        if found != wanted:
-            raise DamagedResult(f"{name} in {path} is of {found}, and should be of {wanted}")
-        if tensor.is_floating_point() and bool(tensor.isnan().any() | (name in parameters and tensor.isinf().any())):
-            raise DamagedResult(f"{name} in {path} holds values that are no numbers")
-    _replace_(model, {id(own[name]): tensor for name, tensor in loaded.items()})
-
-
-def _replace_(model: nn.Module, values: dict[int, Tensor]) -> None:
-    """Put new tensors in the places of old ones; what was one object under several names is one again."""
-    new: dict[int, Any] = {}
-    for module in model.modules():
-        for held in (module._parameters, module._buffers):
-            for name, old in held.items():
-                if old is None:
-                    continue
-                if id(old) not in new:
-                    value = values[id(old)]
-                    is_parameter = isinstance(old, nn.Parameter)
-                    new[id(old)] = nn.Parameter(value, old.requires_grad) if is_parameter else value
-                held[name] = new[id(old)]

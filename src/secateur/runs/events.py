@@ -9,7 +9,7 @@ from torch import nn
 
 from secateur.channels.cost import Cost
 from secateur.channels.plan import Plan
-from secateur.plain import numbers
+from secateur.files import numbers
 from secateur.words import counted
 
 if TYPE_CHECKING:

@@ -145,6 +145,8 @@ class TrainPhase(Phase):
     @torch.no_grad()
     def load_state_dict(self, run: Run, state: dict[str, Any]) -> None:
         load_optimizer_state(self.optimizer, run.model, state["optimizer"])
+        if not state["ema"]:
+            self.ema = None  # the phase has ended
         for own, value in zip(self.tensors(), state["ema"], strict=True):
             own.copy_(value)
         self.unfinished = state["unfinished"]

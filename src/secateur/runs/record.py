@@ -10,12 +10,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from secateur.channels.guard import check_extra_state
 from secateur.channels.shrink import tensors_of
 from secateur.errors import InvalidData, InvalidSetting
+from secateur.models.weights import load_weights_
 from secateur.runs.events import Event, Finished, from_dict
 from secateur.runs.settings import TickTock
 from secateur.training.checkpoint import REFUSALS, RunFolder, as_it_was, read_checkpoint, read_config, serialize
@@ -88,11 +88,11 @@ class Record:
     def _begin(self, mine: dict[str, Any], about: dict[str, Any]) -> None:
         run, folder = self.run, self.folder
         assert folder is not None
-        folder.write_tensors(ORIGINAL, self._given())
+        folder.write(ORIGINAL, serialize(self._given()))
         if not run.started_whole:
-            folder.write_text(START_PLAN, run.started_with.to_json())
+            folder.write(START_PLAN, run.started_with.to_json())
             if run.whole is not None:
-                folder.write_tensors(WHOLE, tensors_of(run.whole))
+                folder.write(WHOLE, serialize(tensors_of(run.whole)))
         graph = run.graph
         folder.write_config({**mine, **about, "layers": graph.widths, "macs": graph.macs})
 
@@ -123,15 +123,12 @@ class Record:
     def keep_network(self, phase: str) -> None:
         """Keep the whole network that a phase has trained."""
         if self.folder is not None:
-            self.folder.write_tensors(f"{phase}.safetensors", tensors_of(self.run.model))
+            self.folder.write(f"{phase}.safetensors", serialize(tensors_of(self.run.model)))
         self.run.world.wait()
 
-    @torch.no_grad()
     def load_network(self, phase: str, model: nn.Module) -> None:
         """Give the model the weights that `keep_network` has kept."""
-        own = tensors_of(model)
-        for name, value in RunFolder.read_tensors(self.path / f"{phase}.safetensors", own).items():
-            own[name].copy_(value)
+        load_weights_(model, self.path / f"{phase}.safetensors", exact=True)
 
     def finish(self) -> None:
         if self.folder is not None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from secateur.pruning.settings import Budget, Limits, Rank
-from secateur.training.settings import Evaluate, Learning, Schedule, Settings, check_seed, group, is_share
+from secateur.settings import Settings, check_seed, group, is_share
+from secateur.training.settings import Evaluate, Learning, Schedule
 
 if TYPE_CHECKING:
     from secateur.pruning.scores import Score

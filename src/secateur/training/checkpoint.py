@@ -1,4 +1,4 @@
-"""A run on disk, which can be killed at any moment and go on from its last checkpoint."""
+"""A run on disk, which can be killed at any moment and resumed from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any, Self
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from secateur.errors import DamagedCheckpoint, InvalidData, InvalidSetting, RunInUse
-from secateur.plain import to_json
+from secateur.files import read_json, sync_folder, to_json, write_atomic, write_synced
 from secateur.training.packed import DTYPES, FORMATS, Packed, unpack
 
 RUN = {"format": "secateur-run", "version": 1}
@@ -35,11 +35,11 @@ class RunFolder:
     """A run on disk: config.json, events.jsonl, checkpoints, and a lock that admits one process."""
 
     def __init__(self, path: str | Path) -> None:
-        """Make the folder if need be and lock it."""
+        """Make the folder if needed, and lock it."""
         self._lock = self._events = -1
         self.path = Path(path)
         try:
-            with self._worded("open"):
+            with self._named("open"):
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
                 lock(self._lock, self.path)
@@ -50,49 +50,22 @@ class RunFolder:
         OPEN.add(self)
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Write what the run was asked for; it appears whole or not at all."""
-        self._write("config.json", to_json(RUN | config, indent=2).encode())
+        """Write what defines the run; the file appears whole or not at all."""
+        self.write("config.json", to_json(RUN | config, indent=2))
 
-    def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
-        """Write a file of tensors beside the checkpoints."""
-        self._write(name, serialize(tensors))
-
-    @staticmethod
-    def read_tensors(path: Path, like: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors that `write_tensors` has written, which must have the names and shapes of `like`."""
-        try:
-            with safe_open(path, "pt") as file:
-                shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-                if shapes != {name: tuple(tensor.shape) for name, tensor in like.items()}:
-                    raise ValueError("it is of another network")
-                return {name: file.get_tensor(name) for name in like}
-        except REFUSALS as error:
-            remedy = "Restore it, or start a new run in another folder"
-            raise InvalidData(f"{path} cannot be read: {error}", remedy=remedy) from error
-
-    def write_text(self, name: str, text: str) -> None:
-        """Write a text file beside the checkpoints."""
-        self._write(name, text.encode())
-
-    def _write(self, name: str, data: bytes) -> None:
-        temporary = self.path / f".{name}"
-        with self._worded(f"write {name} of"):
-            try:
-                write_synced(temporary, data)
-                temporary.replace(self.path / name)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-            sync(self.path)
+    def write(self, name: str, content: str | bytes) -> None:
+        """Write a file beside the checkpoints; it appears whole or not at all."""
+        with self._named(f"write {name} of"):
+            write_atomic(self.path / name, content)
 
     def read_config(self) -> dict[str, Any]:
         """What was given to `write_config`."""
         return read_config(self.path)
 
     def append_event(self, event: dict[str, Any]) -> None:
-        """Add a line to events.jsonl; it survives the process at once, and the machine from the next checkpoint on."""
+        """Add a line to events.jsonl; it survives a crash at once, and a power failure from the next checkpoint on."""
         line = to_json(event).encode() + b"\n"
-        with self._worded("write events.jsonl of"):
+        with self._named("write events.jsonl of"):
             size = os.fstat(self._events).st_size
             try:
                 if os.write(self._events, line) < len(line):
@@ -103,17 +76,16 @@ class RunFolder:
 
     def read_events(self) -> list[dict[str, Any]]:
         """All events so far."""
-        with self._worded("read events.jsonl of"):
+        with self._named("read events.jsonl of"):
             *lines, _ = (self.path / "events.jsonl").read_bytes().split(b"\n")  # a line without an end is half an event
         events = []
         for number, line in enumerate(lines, 1):
             try:
                 events.append(json.loads(line))
             except (ValueError, RecursionError) as error:
-                raise InvalidData(
-                    f"line {number} of {self.path / 'events.jsonl'} is damaged: {error}; remove what follows the last "
-                    "good line and resume, which goes on from a checkpoint before it"
-                ) from error
+                what = f"line {number} of {self.path / 'events.jsonl'} is damaged: {error}"
+                remedy = "Remove this line and all after it, and resume"
+                raise InvalidData(what, remedy=remedy) from error
         return events
 
     def save(self, state: dict[str, Any], name: str | None = None) -> Path:
@@ -125,7 +97,7 @@ class RunFolder:
         packed = Packed(state)
         data = safetensors.torch.save(packed.tensors)
         folder = self.path / "checkpoints"
-        with self._worded("save a checkpoint of"):
+        with self._named("save a checkpoint of"):
             os.fsync(self._events)
             body = CHECKPOINT | {
                 "events": os.fstat(self._events).st_size,
@@ -136,7 +108,7 @@ class RunFolder:
                 "state": packed.skeleton,
             }
             folder.mkdir(exist_ok=True)
-            sync(self.path)
+            sync_folder(self.path)
             number = max((int(checkpoint.name) for checkpoint in self._checkpoints()), default=0) + 1
             target = folder / (name or f"{number:08}")
             temporary = folder / f".{target.name}"
@@ -147,17 +119,17 @@ class RunFolder:
                 temporary.mkdir()
                 write_synced(temporary / "state.safetensors", data)
                 write_synced(temporary / "state.json", seal(body))
-                sync(temporary)
+                sync_folder(temporary)
                 temporary.rename(target)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
-            sync(folder)
+            sync_folder(folder)
             self._tidy()
         return target
 
     def load(self) -> dict[str, Any] | None:
-        """The state of the last whole checkpoint, None if there is none yet; later events are forgotten.
+        """The state of the last whole checkpoint, None if there is none yet; later events are dropped.
 
         Damaged checkpoints that are newer are put aside under another name, for what follows makes them wrong.
         """
@@ -170,23 +142,20 @@ class RunFolder:
             except REFUSALS as error:
                 refused[checkpoint] = f"checkpoint {checkpoint} is damaged: {error}"
         if refused and state is None:
-            raise InvalidData(
-                "; ".join(refused.values())
-                + f"; none can be used: restore what is damaged from a copy, or start anew by "
-                f"removing {self.path / 'checkpoints'}"
-            )
-        with self._worded("go back to the last whole checkpoint of"):
+            remedy = f"Restore one from a copy, or start again by removing {self.path / 'checkpoints'}"
+            raise InvalidData(f"no checkpoint can be used: {'; '.join(refused.values())}", remedy=remedy)
+        with self._named("go back to the last whole checkpoint of"):
             for checkpoint, reason in refused.items():
                 aside = checkpoint.with_name(f"{checkpoint.name}.damaged")
                 shutil.rmtree(aside, ignore_errors=True)
                 checkpoint.rename(aside)
-                told = f"{reason}; it is put aside as {aside.name}, and the run goes on from the one before"
-                warnings.warn(told, DamagedCheckpoint, stacklevel=2)
+                text = f"{reason}; it is renamed to {aside.name}, and the run continues from the one before"
+                warnings.warn(text, DamagedCheckpoint, stacklevel=2)
             os.ftruncate(self._events, events)
         return state
 
     def close(self) -> None:
-        """Let other processes have the run."""
+        """Give up the lock."""
         handles = self._events, self._lock
         self._events = self._lock = -1
         for handle in handles:
@@ -194,7 +163,7 @@ class RunFolder:
                 os.close(handle)
 
     __del__ = close
-    """A run that was never begun must not keep its folder."""
+    """A run that never started must not keep its lock."""
 
     def __enter__(self) -> Self:
         return self
@@ -203,7 +172,7 @@ class RunFolder:
         self.close()
 
     def _checkpoints(self) -> list[Path]:
-        """Those that have appeared, oldest first."""
+        """The complete checkpoints, oldest first."""
         found = (path for path in (self.path / "checkpoints").glob("*") if re.fullmatch("[0-9]{8,}", path.name))
         return sorted(found, key=lambda path: int(path.name))
 
@@ -217,14 +186,14 @@ class RunFolder:
             shutil.rmtree(stale, ignore_errors=True)
 
     @contextmanager
-    def _worded(self, action: str) -> Iterator[None]:
-        """Turn what the system says into an error that names the run and a remedy."""
+    def _named(self, action: str) -> Iterator[None]:
+        """Turn an error of the system into one that names the run and a remedy."""
         try:
             yield
         except OSError as error:
+            remedy = "Make sure that the folder is writable and the disk has room, then resume: no checkpoint is lost"
             raise InvalidData(
-                f"cannot {action} the run in {self.path}: {error.strerror or error}; make sure that the folder can be "
-                "written and the disk has room, then resume: checkpoints that were there are untouched"
+                f"cannot {action} the run in {self.path}: {error.strerror or error}", remedy=remedy
             ) from error
 
 
@@ -249,7 +218,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def as_it_was(path: Path, *names: str) -> Iterator[None]:
-    """A start that fails leaves the folder as it was, unless a run has begun there, which then has a config.json.
+    """If a start fails, leave the folder as it was, unless a run has begun there, which then has a config.json.
 
     names: the files that the start may put there, beside those of a `RunFolder`.
     """
@@ -272,18 +241,19 @@ def as_it_was(path: Path, *names: str) -> Iterator[None]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What the run in this folder was asked for; needs no lock."""
+    """What defines the run in this folder; needs no lock."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_bytes())
+        config = read_json(path)
         check_format(config, RUN)
     except REFUSALS as error:
-        raise InvalidData(f"cannot read {path}: {error}; restore it, or start a new run elsewhere") from error
+        remedy = "Restore it, or start a new run in another folder"
+        raise InvalidData(f"{path} cannot be read: {error}", remedy=remedy) from error
     return {key: value for key, value in config.items() if key not in RUN}
 
 
 def read_checkpoint(folder: Path, events: int) -> tuple[dict[str, Any], int]:
-    """The state, and the length that events.jsonl had; raises one of `REFUSALS` if anything is not as it was written.
+    """The state, and the length that events.jsonl had; raises one of `REFUSALS` if anything has changed.
 
     Sizes are compared with the files before anything is read or allocated.
     """
@@ -292,15 +262,15 @@ def read_checkpoint(folder: Path, events: int) -> tuple[dict[str, Any], int]:
     position = field(body, "events", int)
     length = os.fstat(events).st_size
     if not 0 <= position <= length:
-        raise ValueError(f"it was made when events.jsonl had {position} bytes, and now that file has only {length}")
+        raise ValueError(f"events.jsonl had {position} bytes then, and has only {length} now")
     if position and os.pread(events, 1, position - 1) != b"\n":
-        raise ValueError(f"it was made when events.jsonl had {position} bytes, and now no line ends there")
+        raise ValueError(f"events.jsonl had {position} bytes then, and no line ends there now")
     path = folder / "state.safetensors"
     if (size := path.stat().st_size) != field(body, "size", int):
         raise ValueError(f"state.safetensors has {size} bytes where {body['size']} were written")
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != field(body, "sha256", str):
-        raise ValueError("state.safetensors is not what was written: its sha256 differs")
+        raise ValueError("the sha256 of state.safetensors differs")
     tensors = safetensors.torch.load(data)
     if set(tensors) != {str(index) for index in range(len(tensors))}:
         raise ValueError("state.safetensors holds tensors that are not named by number")
@@ -322,18 +292,16 @@ def field(body: dict[str, Any], name: str, kind: type) -> Any:
 
 
 def check_format(found: Any, wanted: dict[str, Any]) -> None:
-    """Raise unless the format and the version are those that this file reads."""
+    """Raise unless the format and the version are those that this code reads."""
     if not isinstance(found, dict) or found.get("format") != wanted["format"]:
         raise ValueError(f"it does not say that it is a {wanted['format']}")
     if found.get("version") != wanted["version"]:
-        raise ValueError(
-            f"its version is {found.get('version')!r:.40} and this Secateur reads version {wanted['version']}; "
-            "use the Secateur that wrote it"
-        )
+        version = f"{found.get('version')!r:.40}"
+        raise ValueError(f"it has version {version}, and this Secateur reads version {wanted['version']}")
 
 
 def seal(body: dict[str, Any]) -> bytes:
-    """JSON that holds its own sha256, which `unseal` compares byte for byte before it parses anything."""
+    """JSON with its own sha256, which `unseal` compares before it parses anything."""
     text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
     return b'{"sha256":"%s","body":%s}\n' % (hashlib.sha256(text).hexdigest().encode(), text)
 
@@ -341,41 +309,23 @@ def seal(body: dict[str, Any]) -> bytes:
 def unseal(data: bytes) -> Any:
     match = re.fullmatch(rb'\{"sha256":"([0-9a-f]{64})","body":(.*)\}\n', data, re.DOTALL)
     if not match or hashlib.sha256(match[2]).hexdigest().encode() != match[1]:
-        raise ValueError("state.json is not what was written: its sha256 differs")
+        raise ValueError("the sha256 of state.json differs")
     return json.loads(match[2])
 
 
 def lock(handle: int, path: Path) -> None:
-    """Take the lock and leave the process's number; the system lets go of it however the process ends."""
+    """Take the lock and write the process id; the system releases the lock however the process ends."""
     try:
         import fcntl
     except ImportError:
-        raise InvalidSetting(
-            f"the run in {path} needs file locks, which Linux and macOS have and this system has not: use WSL, or run "
-            "it from Python without a folder"
-        ) from None
+        remedy = "Use WSL, or run it from Python without a folder"
+        raise InvalidSetting(f"the run in {path} needs file locks, which this system lacks", remedy=remedy) from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(handle, 20, 0)
         who = f"process {int(holder)}" if holder.isdigit() else "another process"
-        raise RunInUse(f"the run in {path} is in use by {who}: wait until it ends, or choose another folder") from None
+        remedy = "Wait until it ends, or choose another folder"
+        raise RunInUse(f"the run in {path} is in use by {who}", remedy=remedy) from None
     os.ftruncate(handle, 0)
     os.pwrite(handle, str(os.getpid()).encode(), 0)
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file that survives the machine, once its folder is synced too."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync(folder: Path) -> None:
-    """Make the names in a folder survive the machine."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,26 +1,25 @@
-"""Distillation: learn from another network's outputs beside the labels."""
+"""Distillation: learn from another network's outputs and from the labels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from secateur.errors import InvalidTask
+from secateur.errors import InvalidData
 from secateur.nested import map_tensors
 from secateur.training.batches import device_of, hand_over
-
-Loss = Callable[[nn.Module, Any], Tensor]
+from secateur.training.task import Loss, tensor_of
 
 
 def distilled(loss: Loss, teacher: nn.Module, weight: float, temperature: float) -> Loss:
     """(1 - weight) * loss + weight * T^2 * KL(teacher || model), both softened by the temperature T.
 
-    The model is watched while the loss calls it, and the teacher called with the same arguments: any task whose model
-    gives scores over classes along axis 1 can be distilled.
+    Whenever the loss calls the model, the teacher is called with the same arguments, so this works for any task whose
+    model gives scores over classes along axis 1.
     """
     teacher.eval().requires_grad_(False)
 
@@ -39,7 +38,7 @@ def distilled(loss: Loss, teacher: nn.Module, weight: float, temperature: float)
             ask.remove()
             keep.remove()
         if not outputs:
-            raise InvalidTask("the loss never called the model, so that there is nothing to distil")
+            raise InvalidData("the loss never calls the model, so there is nothing to distil")
         pairs = zip(outputs, answers, strict=True)
         terms = [softened(scores_of(output), answer(), temperature) for output, answer in pairs]
         return (1 - weight) * own + weight * torch.stack(terms).mean()
@@ -49,28 +48,28 @@ def distilled(loss: Loss, teacher: nn.Module, weight: float, temperature: float)
 
 @torch.no_grad()
 def _asked(teacher: nn.Module, args: Any, kwargs: Any) -> Callable[[], Tensor]:
-    """The teacher's scores, to be waited for; on a GPU it works them out beside the model, which leaves room for it."""
+    """A function that waits for the teacher's scores, which a GPU computes at the same time as the model's."""
     # Both may write to what they are given.
     args, kwargs = map_tensors((args, kwargs), torch.clone)
     device = device_of(teacher)
     if device.type != "cuda":
         target = scores_of(teacher(*args, **kwargs))
         return lambda: target
-    beside = torch.cuda.Stream(device)
-    beside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(beside):
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
         target = scores_of(teacher(*args, **kwargs))
 
     def answer() -> Tensor:
-        # What the teacher reads is held until here: it must not be given to the model while it is read.
-        hand_over((args, kwargs, target), beside, device)
+        # Holds what the teacher reads until here, so that the model does not get that memory meanwhile.
+        hand_over((args, kwargs, target), stream, device)
         return target
 
     return answer
 
 
 def softened(scores: Tensor, target: Tensor, temperature: float) -> Tensor:
-    """T^2 * KL, averaged over images and places."""
+    """T^2 * KL, averaged over images and pixels."""
     log_probabilities = F.log_softmax(_wide(scores) / temperature, 1)
     wanted = F.log_softmax(_wide(target) / temperature, 1)
     return temperature**2 * (wanted.exp() * (wanted - log_probabilities)).sum(1).mean()
@@ -81,9 +80,9 @@ def _wide(scores: Tensor) -> Tensor:
 
 
 def scores_of(output: Any) -> Tensor:
-    """What of a model's output can be distilled; raises if nothing can."""
-    if isinstance(output, Mapping) and isinstance(output.get("out"), Tensor):
-        output = output["out"]
-    if not isinstance(output, Tensor) or output.dim() < 2:
-        raise InvalidTask(f"only scores over classes can be distilled; the model gives a {type(output).__name__}")
-    return output
+    """The scores in a model's output; raises if there are none."""
+    scores = tensor_of(output)
+    if scores is None or scores.dim() < 2:
+        got = type(output).__name__
+        raise InvalidData("the output of the model cannot be distilled", got=got, wanted="scores over classes")
+    return scores

@@ -25,7 +25,7 @@ class Ema:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model has the average for a while."""
+        """Give the model the average while the context lasts."""
         self.swap_()
         try:
             yield

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from secateur.training.settings import Settings
+from secateur.settings import Settings
 
 Precision = Literal["fp32", "bf16", "fp16"]
 

@@ -20,7 +20,7 @@ from secateur.training.optimizers import can_be_captured, set_rate
 from secateur.training.shards import weighted
 
 LOOK_EVERY = 50
-"""Steps between looks at the loss on devices that would have to be waited for."""
+"""Steps between checks of the loss where reading it means waiting for the device."""
 NEVER = torch.iinfo(torch.long).max
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -30,7 +30,7 @@ class Work:
     """What the steps of an epoch do."""
 
     name: str
-    """Epochs of the same name do the same, so that a captured step serves them all."""
+    """Epochs of the same name share a captured step."""
     loss: Callable[[nn.Module, Any], Tensor]
     optimizer: torch.optim.Optimizer
     rate: Callable[[int], float]
@@ -40,15 +40,15 @@ class Work:
     collect: Callable[[], None] | None = None
     """Called after every backward pass."""
     after_backward: Callable[[], None] | None = None
-    """Called when the gradients are there, before they are clipped and the optimizer takes its step."""
+    """Called after the backward pass, before gradients are clipped and the optimizer steps."""
     after_update: Callable[[], None] | None = None
     """Called after the optimizer's step."""
     capturable: bool = True
-    """Whether what is called only computes on the device."""
+    """Whether these calls compute on the device alone."""
     compilable: bool = True
     """Whether `torch.compile` pays, where the engine compiles."""
     tensors: Callable[[], list[Tensor]] = list
-    """What these calls write to, beside the model and the optimizer."""
+    """Tensors that these calls write to, beside those of the model and the optimizer."""
 
 
 class NonFiniteLoss(Exception):
@@ -61,13 +61,13 @@ class NonFiniteLoss(Exception):
 
 @dataclass
 class Position:
-    """Where in an epoch training is."""
+    """How far an epoch has come."""
 
     step: int = 0
     total: float = 0.0
-    """Sum of the losses so far, each of the batch of all processes."""
+    """Sum of the losses so far, each over the batch of all processes."""
     random: list[dict[str, Any]] | None = None
-    """The state of the random numbers there, of every process."""
+    """The random state there, of every process."""
 
 
 @dataclass
@@ -85,13 +85,13 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.engine.precision == "fp16")
         self._graphs: dict[str, GraphedStep | None] = {}
         self._compiled: tuple[nn.Module, Any] | None = None
-        """What was compiled, and the outcome."""
+        """The module that was compiled, and its compiled form."""
         self._total = torch.zeros((), dtype=torch.float64, device=self.device)
         self._count = torch.zeros((), dtype=torch.long, device=self.device)
         self._broken = torch.full((), NEVER, dtype=torch.long, device=self.device)
 
     def forget(self) -> None:
-        """The model's tensors have changed shape, or others train: what was captured is of no use."""
+        """Drop captured and compiled steps: the tensors have changed shape, or others train."""
         self._graphs.clear()
         self._compiled = None
 
@@ -102,9 +102,9 @@ class Trainer:
         start: Position | None = None,
         after_step: Callable[[int], None] | None = None,
     ) -> float:
-        """Go through the batches once; the mean loss, over all processes.
+        """Train on all batches once; the mean loss over all processes.
 
-        start: go on from here, with batches and random numbers as they were then.
+        start: continue from here, with the same batches and random numbers.
         after_step: called after every optimizer step, with the number of batches done.
 
         Raises `NonFiniteLoss` with the step at which the loss stopped being a number.
@@ -146,7 +146,7 @@ class Trainer:
         return float(self.world.average(self._total)) / position.step
 
     def position(self, step: int) -> Position:
-        """From where `epoch` could go on; waits for the device and, as they must call it too, all other processes."""
+        """Where `epoch` can continue; waits for the device. All processes must call it."""
         self._look()
         return Position(step, float(self.world.average(self._total)), self.world.gather(random_state()))
 
@@ -203,7 +203,7 @@ class Trainer:
             work.after_update()
 
     def autocast(self) -> torch.autocast:
-        """The precision of the forward pass. No casts are kept: a captured step would not see the weights change."""
+        """The precision of the forward pass. Casts are not cached: a captured step would not see the weights change."""
         precision = PRECISIONS.get(self.engine.precision)
         return torch.autocast(self.device.type, precision, enabled=precision is not None, cache_enabled=False)
 
@@ -248,7 +248,7 @@ class Trainer:
 
 
 def check_loss(loss: Any) -> None:
-    """Raise unless this can be trained on."""
+    """Raise unless the loss can be differentiated."""
     if not isinstance(loss, Tensor):
         kind, remedy = type(loss).__name__, "Return it without .item(), and the sum where there are several"
         raise InvalidData("the loss is not a tensor", got=kind, remedy=remedy)

@@ -1,4 +1,4 @@
-"""One process's share of every batch, where several train one model."""
+"""One process's part of every batch, where several processes train one model."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from secateur.errors import InvalidTask
+from secateur.errors import InvalidData
 from secateur.nested import map_tensors
 from secateur.training.batches import loads_by_index, rebuild
 
 
 def shard(batches: Iterable[Any], rank: int, world: int) -> Iterable[Any]:
-    """The part of every batch that falls to process `rank` of `world`; `weighted` tells how much each part counts.
+    """The part of every batch for process `rank` of `world`.
 
-    A source with a method `shard(rank, world)` is asked; a DataLoader over a dataset with a length is rebuilt so that
-    it loads the part only; of anything else every process goes through all and cuts. Parts are contiguous and as even
-    as can be; a batch with fewer examples than processes is left out. All processes must start from the same seed.
+    A source may have a method `shard(rank, world)` for this. A DataLoader over a dataset with a length is rebuilt so
+    that it loads the part only; of anything else every process loads whole batches and cuts them. Parts are contiguous
+    and as even as possible; a batch with fewer examples than processes is left out. All processes must start from the
+    same seed.
     """
-    if not 0 <= rank < world:
-        raise InvalidTask(f"a process's rank goes from 0 to {world - 1}, got {rank}")
-    if world == 1:
+    if world == 1 and rank == 0:
         return batches
     if hasattr(batches, "shard"):
         return batches.shard(rank, world)  # pyright: ignore
@@ -35,7 +33,7 @@ def shard(batches: Iterable[Any], rank: int, world: int) -> Iterable[Any]:
 
 
 def weighted(batches: Iterable[Any]) -> Iterator[tuple[float, Any]]:
-    """Each batch behind its weight: for a part of `shard` its size over the mean size of all parts, otherwise 1.
+    """Pairs of a weight and a batch: for a part its size over the mean size of all parts, otherwise 1.
 
     The mean over processes of weight times mean loss is the mean loss of the whole batch.
     """
@@ -48,35 +46,40 @@ class BatchShard(ABC):
     """One process's part of every batch."""
 
     def __init__(self, batches: Any, rank: int, world: int) -> None:
+        if not 0 <= rank < world:
+            raise InvalidData("the rank of a process is out of range", got=rank, wanted=f"0 to {world - 1}")
+        size = getattr(batches, "batch_size", None)
+        if isinstance(size, int) and size < world:
+            raise InvalidData("batches are too small", got=size, wanted=f"an example for each of {world} processes")
         self.batches, self.rank, self.world = batches, rank, world
 
     @abstractmethod
-    def weighted(self) -> Iterator[tuple[float, Any]]: ...
+    def weighted(self) -> Iterator[tuple[float, Any]]:
+        """Pairs of a weight and the part of a batch, as the function of that name gives them."""
 
     def __iter__(self) -> Iterator[Any]:
         return (batch for _, batch in self.weighted())
 
     def part(self, size: int) -> tuple[float, slice] | None:
-        """Weight and place of the part in a batch of that size; none if some process would go without."""
+        """Weight and place of the part in a batch of that size; None if some process would get nothing."""
         if size < self.world:
             return None
         here = slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
         return (here.stop - here.start) * self.world / size, here
 
+    def count(self, examples: int, drop_last: bool) -> int:
+        """The number of batches that so many examples make."""
+        full, rest = divmod(examples, self.batches.batch_size)
+        return full + (not drop_last and rest >= self.world)
+
 
 class LoaderShard(BatchShard):
-    """Of a DataLoader: only the part is loaded. The order is the one that the loader itself would draw."""
-
-    def __init__(self, batches: DataLoader, rank: int, world: int) -> None:
-        super().__init__(batches, rank, world)
-        if batches.batch_size and batches.batch_size < world:
-            raise InvalidTask(f"batches of {batches.batch_size} cannot be cut into {world} parts: use larger batches")
+    """Part of a DataLoader's batches. Only the part is loaded; the order is the one that the loader would draw."""
 
     def __len__(self) -> int:
         if not self.batches.batch_size:
-            raise TypeError("a batch sampler of the user's own does not tell how large its batches are")
-        full, rest = divmod(len(self.batches.sampler), self.batches.batch_size)
-        return full + (not self.batches.drop_last and rest >= self.world)
+            raise TypeError("a user's own batch sampler does not tell the size of its batches")
+        return self.count(len(self.batches.sampler), self.batches.drop_last)
 
     def weighted(self) -> Iterator[tuple[float, Any]]:
         # Workers run ahead, so weights wait here for their batches, which come in the same order.
@@ -102,9 +105,9 @@ class IndexParts:
 
 
 class CutBatches(BatchShard):
-    """Of any other source: every tensor is cut whose first axis is as long as the first tensor's.
+    """Part of any other source's batches: every tensor is cut whose first axis is as long as the first tensor's.
 
-    It has no length, since only the batches themselves tell whether one is too small to be cut.
+    It has no length, since only the batches themselves show whether one is too small to be cut.
     """
 
     def weighted(self) -> Iterator[tuple[float, Any]]:
@@ -119,9 +122,10 @@ def _size(batch: Any) -> int:
     sizes: list[int] = []
     map_tensors(batch, lambda tensor: sizes.extend(tensor.shape[:1]))
     if not sizes:
-        raise InvalidTask(
-            f"a batch of type {type(batch).__name__} holds no tensor to cut into parts for several processes: give its "
-            "source a method shard(rank, world)"
+        raise InvalidData(
+            "a batch holds no tensor to cut into parts for several processes",
+            got=type(batch).__name__,
+            remedy="Give the source of the batches a method shard(rank, world)",
         )
     return sizes[0]
 

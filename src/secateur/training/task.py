@@ -12,25 +12,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from secateur.errors import InvalidTask
-from secateur.training.batches import check_repeats, on_device
-from secateur.words import counted
+from secateur.errors import InvalidData
+from secateur.training.batches import check_repeats, device_of, prefetch
 
 Loss = Callable[[nn.Module, Any], Tensor]
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 IMAGES = {"image", "images", "img", "imgs", "pixel_values", "input", "inputs", "x"}
 LABELS = {"label", "labels", "target", "targets", "class", "classes", "mask", "masks", "y"}
-"""What the two parts of a batch are called in dicts."""
+"""Names of the two entries of a batch that is a dict."""
+OWN_TASK = "Task(train, loss=lambda model, batch: ...)"
 
 
 @dataclass(frozen=True)
 class Task:
     """Any loss over any batches. `classification` and `segmentation` are ready-made.
 
-    train: batches, gone through once per epoch: a DataLoader, a list, or any iterable that starts anew each time.
-    loss: from the model and a batch, which has been moved to the model's device, to a scalar.
-    evaluate: from the model, in evaluation mode, to named numbers; the first is the one that matters most.
+    train: batches, iterated once per epoch: a DataLoader, a list, or any iterable that can be iterated repeatedly.
+    loss: a function of the model and a batch on the model's device that returns a scalar.
+    evaluate: a function of the model in evaluation mode that returns named numbers; the first one matters most.
     """
 
     train: Iterable[Any]
@@ -41,14 +41,16 @@ class Task:
         for name, of in (("loss", "the model and a batch"), ("evaluate", "the model")):
             value = getattr(self, name)
             if not callable(value) and (value is not None or name == "loss"):
-                raise InvalidTask(f"{name} is a function of {of}, got {type(value).__name__}")
+                raise InvalidData(f"{name} cannot be called", got=type(value).__name__, wanted=f"a function of {of}")
         criterion: Any = self.loss.func if isinstance(self.loss, partial) else self.loss
         from_torch = str(getattr(criterion, "__module__", None)).startswith("torch.nn.")
         if from_torch and not hasattr(criterion, "__wrapped__"):
             name = getattr(criterion, "__name__", type(criterion).__name__)
-            raise InvalidTask(
-                f"loss is a function of the model and a batch, and {name} one of scores and labels: write "
-                "lambda model, batch: criterion(model(batch[0]), batch[1])"
+            raise InvalidData(
+                "loss is a criterion",
+                got=f"{name}, a function of scores and labels",
+                wanted="a function of the model and a batch",
+                remedy="Write lambda model, batch: criterion(model(batch[0]), batch[1])",
             )
 
     def metrics(self, model: nn.Module) -> dict[str, float]:
@@ -56,26 +58,27 @@ class Task:
         if self.evaluate is None:
             return {}
         with evaluating(model):
-            numbers = self.evaluate(model)
-        if not isinstance(numbers, Mapping):
-            kind = type(numbers).__name__
-            raise InvalidTask(f'evaluate must return numbers by name, as {{"accuracy": 93.1}}, got {kind}')
+            numbers: Any = self.evaluate(model)
         try:
             return {name: float(value) for name, value in numbers.items()}
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InvalidTask(f"evaluate must return one number for every name, got {dict(numbers)}") from error
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            got = f"{numbers!r:.200}"
+            raise InvalidData(
+                "evaluate returns no metrics", got=got, wanted='numbers by name: {"accuracy": 93.1}'
+            ) from error
 
 
 def check_task(task: Any) -> Task:
+    """The task; raises if it is none."""
     if not isinstance(task, Task):
-        kind = type(task).__name__
-        raise InvalidTask(f"a Task is wanted, such as classification(train, test) or Task(train, loss), got {kind}")
+        wanted = "a Task, such as classification(train, test) or Task(train, loss)"
+        raise InvalidData("the task is of another type", got=type(task).__name__, wanted=wanted)
     return task
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no gradients for a while; every module gets its own mode back."""
+    """Evaluation mode without gradients; every module gets its own mode back afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -91,7 +94,7 @@ def classification(
 ) -> Task:
     """Images and labels in, cross-entropy; accuracy in percent, and loss, over all images of `test`.
 
-    top5: also how often the right class is among the five that score highest.
+    top5: also report how often the right class is among the five with the highest scores.
     """
     check_repeats(test, "test")
     check, check_test = LabelCheck(), LabelCheck()
@@ -105,7 +108,7 @@ def classification(
     def evaluate(model: nn.Module) -> dict[str, float]:
         assert test is not None
         right = among = total = summed = 0.0
-        for batch in on_device(test, model):
+        for batch in prefetch(test, device_of(model)):
             images, labels = pair(batch)
             logits = output_of(model, images)
             check_test(labels, logits, -100)
@@ -116,7 +119,7 @@ def classification(
             summed += F.cross_entropy(logits.float(), labels, reduction="sum")
             total += labels.numel()
         if not total:
-            raise InvalidTask("the test data holds no images: pass test=None to go without")
+            raise InvalidData("the test data are empty", remedy="Pass test=None to skip testing")
         metrics = {"accuracy": 100 * float(right) / total, "loss": float(summed) / total}
         return metrics | ({"top5": 100 * float(among) / total} if top5 else {})
 
@@ -133,7 +136,7 @@ def segmentation(
 ) -> Task:
     """Images and label maps in, cross-entropy per pixel; mean IoU and pixel accuracy in percent over all of `test`.
 
-    summed: over the pixels of an image, as FCN's learning rates want it, instead of their mean.
+    summed: sum the loss over the pixels of an image, as FCN's learning rates need it, instead of averaging.
     """
     check_repeats(test, "test")
     check, check_test = LabelCheck(), LabelCheck()
@@ -146,17 +149,19 @@ def segmentation(
             total, pixels = F.cross_entropy(logits, labels, reduction="sum"), labels[:, 0].numel()
         else:
             total = F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="sum")
-            pixels = (labels != ignore_index).sum().clamp_min(1)  # maps without a label have no loss
+            pixels = (labels != ignore_index).sum().clamp_min(1)  # maps without any label have no loss
         return total / (labels.shape[0] if summed else pixels)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         assert test is not None
         counts: Tensor | None = None
-        for batch in on_device(test, model):
+        for batch in prefetch(test, device_of(model)):
             images, labels = pair(batch)
             logits = output_of(model, images)
             if logits.shape[1] > num_classes:
-                raise InvalidTask(f"the model has {logits.shape[1]} classes, and num_classes is {num_classes}")
+                raise InvalidData(
+                    "the model has more classes than num_classes", got=logits.shape[1], wanted=num_classes
+                )
             check_test(labels, logits, ignore_index)
             predicted = logits.argmax(1)
             valid = labels != ignore_index
@@ -164,7 +169,7 @@ def segmentation(
             seen = torch.bincount(cells, minlength=num_classes**2)
             counts = seen if counts is None else counts + seen
         if counts is None:
-            raise InvalidTask("the test data holds no images: pass test=None to go without")
+            raise InvalidData("the test data are empty", remedy="Pass test=None to skip testing")
         table = counts.reshape(num_classes, num_classes).double()
         hits, union = table.diag(), table.sum(0) + table.sum(1) - table.diag()
         present = union > 0
@@ -177,30 +182,31 @@ def segmentation(
 
 
 def pair(batch: Any) -> tuple[Any, Tensor]:
-    """Images and labels, from a pair or a dict of that kind; labels of any whole numbers are made long."""
+    """Images and labels, from a pair or a dict with two entries; integer labels become long."""
     if isinstance(batch, Mapping) and len(batch) == 2:
         batch = _by_key(batch)
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and _is_one(batch[1]):
-        raise InvalidTask("a batch must hold several images, got one and its label: put a DataLoader around the data")
+        raise InvalidData("a batch holds a single image and its label", remedy="Put a DataLoader around the dataset")
     if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
         got = f"a dict of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
-        raise InvalidTask(
-            f"a batch must be images and labels, got {got:.200}; for other batches write "
-            "Task(train, loss=lambda model, batch: ...)"
+        raise InvalidData(
+            "a batch is of another form", got=f"{got:.200}", wanted="images and labels", remedy=f"Write {OWN_TASK}"
         )
     images, labels = batch
     return images, labels if labels.is_floating_point() else labels.long()
 
 
 def _by_key(batch: Mapping[Any, Any]) -> tuple[Any, Any]:
-    """Images and labels of a dict, whichever comes first: by their names, or else by what they are."""
+    """Images and labels of a dict in any order: by their names, or else by their data types and shapes."""
     one, other = batch
     parts = batch[one], batch[other]
     first = _role(one) - _role(other) or _fit(*parts) - _fit(*parts[::-1])
     if not first:
-        raise InvalidTask(
-            f"a batch with the keys {one!r} and {other!r} does not tell which are the images: call them 'image' and "
-            "'label', or write Task(train, loss=lambda model, batch: ...)"
+        raise InvalidData(
+            "a batch does not show which entry holds the images",
+            got=f"{one!r} and {other!r}",
+            wanted="'image' and 'label'",
+            remedy=f"Rename the keys, or write {OWN_TASK}",
         )
     return parts if first > 0 else parts[::-1]
 
@@ -226,55 +232,64 @@ def _is_one(label: Any) -> bool:
 
 
 def output_of(model: nn.Module, images: Any) -> Tensor:
-    """The one tensor that a classifier gives, or the "out" of torchvision's segmentation networks."""
+    """The scores that a model gives."""
     try:
-        output = model(images)
+        output = tensor_of(model(images))
     except RuntimeError as error:
         wanted = next((p.dtype for p in model.parameters()), None)
-        if isinstance(images, Tensor) and images.dtype != wanted and "type" in str(error):
-            remedy = "convert them in the data, as with images.float()"
-            if images.dtype == torch.float32:
-                remedy = "prune it in single precision, model.float()"
-            raise InvalidTask(
-                f"the images are of {images.dtype} and the model of {wanted}: {remedy}; half precision is a setting "
-                "of the Engine"
-            ) from error
-        raise
-    if isinstance(output, Mapping) and isinstance(output.get("out"), Tensor):
-        output = output["out"]
-    if not isinstance(output, Tensor):
-        raise InvalidTask(
-            f"the model gives a {type(output).__name__} instead of one tensor of scores; write "
-            "Task(train, loss=lambda model, batch: ...) that takes what you need of it"
-        )
+        if not isinstance(images, Tensor) or images.dtype == wanted or not _runs(model, images.to(wanted)):
+            raise
+        remedy = "Convert them in the data, as with images.float()"
+        if images.dtype == torch.float32:
+            remedy = "Prune the model in single precision, model.float(); half precision is a setting of the Engine"
+        raise InvalidData(
+            "images and model differ in data type", got=images.dtype, wanted=wanted, remedy=remedy
+        ) from error
+    if output is None:
+        raise InvalidData("the model does not give one tensor of scores", remedy=f"Write {OWN_TASK}")
     return output
 
 
-class LabelCheck:
-    """One class of the model's for every image or pixel. On the CPU every batch is looked at, elsewhere the first one.
+def tensor_of(output: Any) -> Tensor | None:
+    """The one tensor that a model gives, or the "out" of torchvision's segmentation networks; None for others."""
+    if isinstance(output, Mapping):
+        output = output.get("out")
+    return output if isinstance(output, Tensor) else None
 
-    probabilities: whether a share of every class will do too.
+
+@torch.no_grad()
+def _runs(model: nn.Module, images: Tensor) -> bool:
+    try:
+        model(images)
+    except RuntimeError:
+        return False
+    return True
+
+
+class LabelCheck:
+    """Checks that labels are classes of the model: on the CPU in every batch, elsewhere in the first one.
+
+    probabilities: whether a probability for every class is allowed too.
     """
 
     def __init__(self) -> None:
-        self.looked = False
+        self.checked = False
 
     def __call__(self, labels: Tensor, scores: Tensor, ignored: int, *, probabilities: bool = False) -> None:
         if probabilities and labels.is_floating_point() and labels.shape == scores.shape:
             return
         wanted = (scores.shape[0], *scores.shape[2:])
         if labels.is_floating_point() or tuple(labels.shape) != wanted:
-            raise InvalidTask(
-                f"labels must be whole numbers of shape {wanted}, got {labels.dtype} of shape {tuple(labels.shape)}: "
-                "convert them in the data, as with labels.long(), labels.squeeze(1) or labels.argmax(1)"
+            raise InvalidData(
+                "labels do not fit the model's output",
+                got=f"{labels.dtype} of shape {tuple(labels.shape)}",
+                wanted=f"integers of shape {wanted}",
+                remedy="Convert them in the data, as with labels.long(), labels.squeeze(1) or labels.argmax(1)",
             )
-        if self.looked and labels.device.type != "cpu":
+        if self.checked and labels.device.type != "cpu":
             return
-        self.looked = True
+        self.checked = True
         num_classes = scores.shape[1]
         wrong = labels[(labels != ignored) & ((labels < 0) | (labels >= num_classes))]
         if wrong.numel():
-            raise InvalidTask(
-                f"label {int(wrong[0])} is out of range: the model has {counted(num_classes, 'class', 'classes')}, so "
-                f"labels go from 0 to {num_classes - 1}"
-            )
+            raise InvalidData("a label is out of range", got=int(wrong[0]), wanted=f"0 to {num_classes - 1}")

@@ -9,12 +9,13 @@ from typing import Any
 
 from looking import open_report
 
+from secateur.files import read_json_lines
 from secateur.pruning.scores import SCORES
 from secateur.results.report.page import render
 from secateur.results.report.read import read_runs
 from secateur.results.report.tables import make_cards
 from secateur.results.report.words import precise
-from secateur.results.structure import read_lines, read_structure
+from secateur.results.structure import read_structure
 
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
@@ -48,7 +49,7 @@ def test_two_runs_side_by_side(browser: Any, runs: dict[str, Path], tmp_path: Pa
     assert view.page.locator("h1 > span").all_inner_texts() == names
     assert [trace["name"] for trace in view.chart("metric-0")] == names
     for trace, name in zip(view.chart("metric-0"), names, strict=True):
-        events = read_lines(runs[name] / "events.jsonl")
+        events = read_json_lines(runs[name] / "events.jsonl")
         assert len(trace["y"]) == len(events)
     whole, *after = view.chart("channels-0")
     assert whole["name"] == "before"

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from looking import View, open_report
 
-from secateur.results.structure import read_lines, read_structure
+from secateur.files import read_json_lines
+from secateur.results.structure import read_structure
 
 CHARTS = ["metric-0", "loss", "cost", "channels-0", "percent-0", "removals-0", "scores-0"]
 
@@ -33,7 +34,7 @@ def view(opened: View) -> Iterator[View]:
 
 @pytest.fixture
 def events(runs: dict[str, Path]) -> list[dict[str, Any]]:
-    return read_lines(runs["taylor"] / "events.jsonl")
+    return read_json_lines(runs["taylor"] / "events.jsonl")
 
 
 def test_metrics_loss_and_cost_are_the_runs(view: View, events: list[dict[str, Any]]) -> None:

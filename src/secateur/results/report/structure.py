@@ -1,4 +1,4 @@
-"""Charts of the layers: their channels before and after, and what was removed in percent."""
+"""Charts of the layers: channels before and after, and the percentage removed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from secateur.results.report.words import drawn, markup, text
 from secateur.results.structure import Layer
 
 WIDTH = 0.86
-"""Of a layer's bars together, where 1 is all the room."""
+"""Of all bars of a layer together; 1 leaves no gap."""
 
 Placed = list[tuple[int, Run]]
-"""Runs with their places among all, which give them their colours."""
+"""Runs with their index among all, which is their colour."""
 
 
 def structure_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Two for every network: runs that began with the same one share them."""
+    """Two for every network; runs of the same network share them."""
     networks: dict[tuple[Any, ...], Placed] = {}
     for index, run in enumerate(runs):
         networks.setdefault(tuple((layer.name, layer.before) for layer in run.layers), []).append((index, run))
@@ -78,7 +78,7 @@ def _percentages(shown: Placed, number: int, several: bool) -> Chart:
 def _beside(
     shown: Placed, heights: list[list[float]], word: str, several: bool, unit: str = ""
 ) -> list[dict[str, Any]]:
-    """Bars of the runs, in the room that a layer's bar before has."""
+    """Bars of the runs, within the width of the layer's bar before pruning."""
     width = WIDTH / max(1, len(shown))
     return [
         {

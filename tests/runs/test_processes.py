@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 import secateur
 from secateur import Diverged, Engine, Finished, Pruner, analyze
-from secateur.errors import LostProcess
 from secateur.runs.run import Run
 from secateur.training.checkpoint import RunFolder
-from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_, worded
+from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_
 from secateur.training.loop import Trainer, Work
 
 LIMIT = 120
@@ -250,14 +249,3 @@ def test_synced_norms_with_gates_cut_and_merged() -> None:
     assert list(net.state_dict()) == keys
     assert net[1].num_features == net[0].out_channels < 8
     torch.testing.assert_close(net(images), cut)
-
-
-def test_the_end_of_another_process_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
-    with pytest.raises(RuntimeError, match="Connection closed"), worded("resume"):
-        raise RuntimeError(gone)  # there is no other
-    monkeypatch.setattr(World, "current", staticmethod(lambda: World(0, 2)))
-    with pytest.raises(LostProcess, match="another process of this run has ended; resume"), worded("resume"):
-        raise RuntimeError(gone)
-    with pytest.raises(RuntimeError, match="of the model's own"), worded("resume"):
-        raise RuntimeError("of the model's own")

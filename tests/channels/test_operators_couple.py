@@ -1,4 +1,4 @@
-"""One small network per structure: exactly which slices hang together, and that cutting them is exact."""
+"""Which slices each structure couples, and that cutting them is exact."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 import secateur
 from secateur import Plan
+from secateur.channels.reasons import Kind, Reason
 
 EIGHT = rows(range(8))
+
 NORM = ["norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
 
 
@@ -38,7 +40,7 @@ def test_chain() -> None:
     graph = examine(Sandwich(lambda m, x: x), expected={"first": 8})
     assert members(graph, "first") == first(EIGHT) | last(EIGHT)
     assert graph.group("first").filters_per_channel == 1
-    assert [(f.name, f.size, f.reason) for f in graph.frozen] == [("last", 5, "reaches the model's output")]
+    assert [(f.name, f.size, f.reason) for f in graph.frozen] == [("last", 5, Reason(Kind.OUTPUT))]
 
 
 def test_convolution_without_norm_or_bias() -> None:
@@ -88,6 +90,7 @@ def test_concat_with_the_input() -> None:
 
 
 HALVES = rows(range(4), range(4, 8))
+
 SPLITS: dict[str, tuple[Callable[..., Tensor], list[list[int]]]] = {
     "chunk": (lambda m, x: x.chunk(2, 1)[0], rows(range(4))),
     "split": (lambda m, x: x.split(x.shape[1] // 2, 1)[1], rows(range(4))),
@@ -255,7 +258,7 @@ def test_tied_parameters() -> None:
     one, two = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
     two.weight = one.weight
     graph = examine(Sandwich(lambda m, x: m.two(m.one(x)), one=one, two=two), expected={"first": 8})
-    small = secateur.shrink(Sandwich(lambda m, x: m.two(m.one(x)), one=one, two=two), Plan.drop(graph, 0.5))
+    small = secateur.shrink(Sandwich(lambda m, x: m.two(m.one(x)), one=one, two=two), Plan.random(graph, 0.5))
     assert small.one.weight is small.two.weight
 
 

@@ -1,0 +1,157 @@
+"""Settle what can be cut: probe the graph, find the attributes that must follow a cut, and freeze what still fails.
+
+An attribute that equals a number of channels may count them, or equal it by chance. It is tried only where the probe
+fails at its module, or where the code parts an axis at a place that it may name, and kept only if the cut network then
+runs and agrees, and does not without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Set
+from dataclasses import replace
+from functools import cached_property
+from itertools import chain, combinations
+
+from torch import Tensor, nn
+
+from secateur.channels.attributes import Name, Place
+from secateur.channels.groups import ChannelGraph
+from secateur.channels.probe import Failure, Probe
+from secateur.channels.trace import Watch
+
+Attribute = tuple[type, str]
+"""An attribute of all modules of a class."""
+
+
+def settle(
+    watch: Watch, model: nn.Module, build: Callable[..., ChannelGraph], say: Callable[[str], object]
+) -> ChannelGraph:
+    """The graph of what can be cut, with the attributes that follow; `build` makes it from assumed attributes."""
+    search = Search(watch, model, build, say)
+    graph, failure = search.fix_failures()
+    more = search.find_borders(graph)
+    if more is not graph:
+        graph, failure = more, Probe(model, more, say).first_failure()
+    if failure is None:
+        return graph
+    failures = Probe(model, graph, say).failures()
+    for group in graph.groups:
+        if group.name in failures:
+            for member in group.members:
+                axis = watch.leaf(member.tensor).state.axes[member.axis]
+                assert isinstance(axis, Tensor)
+                watch.table.freeze(axis[member.indices.reshape(-1)], failures[group.name])
+    return search.build()
+
+
+class Search:
+    """Looks for attributes that count channels, one class of modules after the other."""
+
+    def __init__(
+        self, watch: Watch, model: nn.Module, build: Callable[..., ChannelGraph], say: Callable[[str], object]
+    ) -> None:
+        self.watch = watch
+        self.model = model
+        self.say = say
+        self.accepted: set[Attribute] = set()
+        self._build = build
+        self._modules = dict(model.named_modules())
+
+    @cached_property
+    def candidates(self) -> dict[type, list[tuple[Name, Place]]]:
+        """By class of modules the attributes that have the size of a place, and the places."""
+        found: dict[type, list[tuple[Name, Place]]] = {}
+        for place in self.watch.places:
+            for name in place.names(self._modules):
+                found.setdefault(type(self._modules[name.module]), []).append((name, place))
+        return found
+
+    def build(self, more: Iterable[Attribute] = ()) -> ChannelGraph:
+        """The graph with what has been accepted, and these."""
+        assumed = self.accepted.union(more)
+        return self._build(
+            assumed=[
+                (name, place)
+                for kind, candidates in self.candidates.items()
+                for name, place in candidates
+                if (kind, name.attribute) in assumed
+            ]
+        )
+
+    def _probe(self, graph: ChannelGraph) -> Probe:
+        return Probe(self.model, graph, self.say)
+
+    def _attributes(self, kind: type) -> list[Attribute]:
+        return list(dict.fromkeys((kind, name.attribute) for name, _ in self.candidates[kind]))
+
+    def fix_failures(self) -> tuple[ChannelGraph, Failure | None]:
+        """Accept attributes for the classes at which the probe fails; the graph, and what still goes wrong."""
+        untried = list(self.candidates)
+        while True:
+            graph = self.build()
+            failure = self._probe(graph).first_failure()
+            if failure is None or not untried:
+                return graph, failure
+            # What differs names no class.
+            kind = next((kind for kind in self._classes(failure) if kind in untried), untried[0])
+            untried.remove(kind)
+            self.accepted |= self._follow(kind, untried)
+
+    def _classes(self, failure: Failure) -> list[type]:
+        """The class of the module at which the probe failed, then of those around it."""
+        path, found = failure.module, list[type]()
+        while path is not None:
+            found.append(type(self._modules[path]))
+            path = path.rpartition(".")[0] if path else None
+        return list(dict.fromkeys(found))
+
+    def _follow(self, kind: type, untried: list[type]) -> Set[Attribute]:
+        """The fewest attributes of a class that must follow for what is counted there to be cut.
+
+        untried: classes whose attributes may have to follow, too, before anything works.
+        """
+        listed = self._attributes(kind)
+        others = {attribute for other in untried for attribute in self._attributes(other)}
+        for base in (set[Attribute](), *([others] if others else [])):
+            for chosen in ((), *combinations(listed, 1)):
+                if self._works(kind, base.union(chosen)):
+                    return set(chosen)
+            left = set(listed)
+            if self._works(kind, base | left):
+                for attribute in listed:
+                    left -= {attribute} if self._works(kind, base | left - {attribute}) else set()
+                return left
+            # One that equals a width by chance may stand in the way.
+            for chosen in combinations(listed, 2) if len(listed) > 2 else ():
+                if self._works(kind, base.union(chosen)):
+                    return set(chosen)
+        return set()
+
+    def _works(self, kind: type, attributes: Set[Attribute]) -> bool:
+        """Whether what the class counts can be cut with these."""
+        graph = self.build(attributes)
+        return self._probe(graph).works(graph.channels_at(place.codes for _, place in self.candidates[kind])) is None
+
+    def find_borders(self, graph: ChannelGraph) -> ChannelGraph:
+        """Accept attributes that say where an axis is parted; the graph, which then has more channels."""
+        for kind, candidates in self.candidates.items():
+            places = {place for _, place in candidates}
+            borders = [border for border in self.watch.borders if border.is_known(places)]
+            listed = self._attributes(kind) if borders else []
+            subsets = chain(combinations(listed, 1), combinations(listed, 2), [listed] if len(listed) > 2 else [])
+            for chosen in subsets:
+                more = self.build(chosen)
+                if more.num_channels <= graph.num_channels:
+                    continue
+                channels = more.channels_at(border.codes for border in borders)
+                needed = self._probe(self._without(more, chosen)).works(channels) is not None
+                if needed and self._probe(more).works(channels) is None:
+                    self.accepted |= set(chosen)
+                    graph = more
+                    break
+        return graph
+
+    def _without(self, graph: ChannelGraph, attributes: Iterable[Attribute]) -> ChannelGraph:
+        """The same graph, in which these attributes stay what they are."""
+        rest = [a for a in graph.attributes if (type(self._modules[a.module]), a.attribute) not in attributes]
+        return replace(graph, attributes=tuple(rest))

@@ -1,0 +1,135 @@
+"""Files of ours: written whole or not at all, read with a limit on their size; JSON that every parser reads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from secateur.errors import InvalidData
+
+LARGEST = 2**28
+"""Bytes that a JSON file may have."""
+
+
+def write_atomic(path: str | Path, content: str | bytes | Callable[[Path], object]) -> None:
+    """Write a file that appears whole or not at all, and survives a power failure; its folder is made if needed.
+
+    content: text, bytes, or a function that writes to the path it is given.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        temporary.touch(exist_ok=False)
+        if callable(content):
+            content(temporary)
+            _sync(temporary, os.O_RDWR)
+        else:
+            write_synced(temporary, content.encode() if isinstance(content, str) else content)
+        temporary.replace(path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            error.filename = str(path)
+        raise
+    sync_folder(path.parent)
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
+    """Write a .safetensors file atomically; tensors may share memory and be on any device. Other values are skipped."""
+    import safetensors.torch
+    from torch import Tensor
+
+    found = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in found.items()}
+    write_atomic(path, safetensors.torch.save(copies))
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file and wait until it is on the disk; its name is only after `sync_folder`."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    if hasattr(os, "O_DIRECTORY"):  # not on Windows, which cannot open folders
+        _sync(folder, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    handle = os.open(path, flags)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, which anybody may have written."""
+    found = _read(path, json.loads)
+    if not isinstance(found, dict):
+        raise InvalidData(f"{path} cannot be read", got=type(found).__name__, wanted="an object")
+    return found
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file of one per line. A last line without an end is left out: it may be half written."""
+    found = _read(path, lambda data: [json.loads(line) for line in data.split(b"\n")[:-1]])
+    for number, line in enumerate(found, 1):
+        if not isinstance(line, dict):
+            raise InvalidData(f"line {number} of {path} cannot be read", got=type(line).__name__, wanted="an object")
+    return found
+
+
+def _read(path: Path, parse: Callable[[bytes], Any]) -> Any:
+    try:
+        if (size := path.stat().st_size) > LARGEST:
+            raise ValueError(f"{size:,} bytes, more than {LARGEST:,}")
+        return parse(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidData(f"{path} cannot be read", got=error) from error
+
+
+def to_json(data: Any, indent: int | None = None) -> str:
+    """JSON that every parser reads: a number that is not finite becomes null.
+
+    >>> to_json({"accuracy": 93.1, "loss": float("inf"), "scores": (0.5, float("nan"))})
+    '{"accuracy": 93.1, "loss": null, "scores": [0.5, null]}'
+    """
+    return json.dumps(
+        _map(data, lambda value: None if isinstance(value, float) and not math.isfinite(value) else value),
+        indent=indent,
+        allow_nan=False,
+    )
+
+
+def numbers(data: Any) -> Any:
+    """Metrics read from JSON: null, which stands for what was not finite, becomes NaN.
+
+    >>> numbers({"accuracy": 93.1, "loss": None})
+    {'accuracy': 93.1, 'loss': nan}
+    """
+    return _map(data, lambda value: math.nan if value is None else value)
+
+
+def _map(data: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(data, dict):
+        return {key: _map(value, change) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_map(value, change) for value in data]
+    return change(data)
