@@ -110,12 +110,13 @@ def test_times_are_of_the_networks_whose_macs_are_told(
     assert told["latency"] == {"before": 1.0, "after": 1.0, "batch": 1, "device": told["hardware"]}
 
 
-def test_a_run_that_diverges_saves_the_network_before(chain: Chain, tmp_path: Path) -> None:
+def test_a_run_that_diverges_saves_the_network_before(tmp_path: Path) -> None:
+    order = Order(recipe="own_networks:job")
     with pytest.raises(Diverged) as caught:
-        do(chain.after("baseline"), PRUNING.but(tock_lr=1e30, tock_lr_low=1e30), tmp_path / "run")
+        do(order, PRUNING.but(tock_lr=1e30), tmp_path / "run")
     saved = tmp_path / "run" / "diverged"
     assert str(saved) in caught.value.what
-    do(replace(chain.order, weights=str(saved)), TUNING.but(distill=0.0), tmp_path / "tuned")
+    do(replace(order, weights=str(saved)), TUNING.but(distill=0.0), tmp_path / "tuned")
     assert summary(tmp_path / "tuned")["after"]["macs"] == summary_of(saved)["after"]["macs"]
 
 
@@ -216,18 +217,19 @@ def short_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_baseline")
-@pytest.mark.parametrize("event", [1, 2, 4, 6])
-def test_a_run_that_trains_its_baseline_can_be_stopped_anywhere(cifar: Path, event: int, tmp_path: Path) -> None:
+def test_a_run_that_trains_its_baseline_can_be_stopped_anywhere(cifar: Path, tmp_path: Path) -> None:
     order, settings = Order(recipe=PLAIN, data=str(cifar)), PRUNING.but(retrain_epochs=1)
     events: list[Any] = []
     do(order, settings, tmp_path / "whole", events.append)
     names = [each.name for each in events if isinstance(each, Event)]
     assert names[:5] == [*(f"Baseline epoch {epoch}" for epoch in (1, 2, 3)), "Start", "Retrain epoch 1"]
-    with pytest.raises(Stopped):
-        do(order, settings, tmp_path / "run", stopping_at(event))
-    doing.resume(tmp_path / "run")
-    for file in (RESULT, "result/plan.json", "baseline.safetensors", "retrain.safetensors"):
-        assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+    for event in (1, 4, 6):
+        run = tmp_path / str(event)
+        with pytest.raises(Stopped):
+            do(order, settings, run, stopping_at(event))
+        doing.resume(run)
+        for file in (RESULT, "result/plan.json", "baseline.safetensors", "retrain.safetensors"):
+            assert (run / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
 def test_the_baseline_is_the_recipes(chain: Chain, tmp_path: Path) -> None:
@@ -235,8 +237,8 @@ def test_the_baseline_is_the_recipes(chain: Chain, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         do(chain.order, PRUNING.but(seed=3), tmp_path, lambda event: (said.append(event), stopping_at(1)(event)))
     assert (said[-1].name, said[-1].epochs) == ("Baseline epoch 1", 160)
+    order = replace(chain.order, epochs_scale=0.05)
     with pytest.raises(Stopped):
-        order = replace(chain.order, epochs_scale=0.05)
         do(order, PRUNING, tmp_path / "short", lambda event: (said.append(event), stopping_at(1)(event)))
     assert said[-1].epochs == 8
 
@@ -260,7 +262,7 @@ def test_a_job_has_its_own_weights_and_is_not_trained_first(tmp_path: Path) -> N
 
 def test_ignored_modules_stay_whole(tmp_path: Path) -> None:
     order = Order(recipe="own_networks:job", ignore=("0",))
-    do(order, PRUNING, tmp_path / "run")
+    do(order, PRUNING.but(keep_macs=0.8), tmp_path / "run")
     assert read_run(tmp_path / "run").order == order
     layers = {layer.name: layer for layer in read_structure(tmp_path / "run").layers}
     assert ("0" not in layers) or layers["0"].after == layers["0"].before
@@ -291,7 +293,9 @@ def test_a_stopped_run_is_resumed_from_its_own_folder(chain: Chain, name: str, e
 
 def test_a_finished_run_is_not_repeated(chain: Chain, tmp_path: Path) -> None:
     shutil.copytree(chain["pruned"], tmp_path / "run")
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.safetensors")}
+    before = {
+        path: path.read_bytes() for path in [*(tmp_path / "run").glob("*.safetensors"), tmp_path / "run" / RESULT]
+    }
     events: list[Any] = []
     doing.resume(tmp_path / "run", events.append)
     assert [event.name for event in events if isinstance(event, Event)] == ["Finished"]
@@ -428,7 +432,7 @@ def damaged_plan(chain: Chain, folder: Path) -> str:
         (lambda chain, folder: {"weights": str(chain["pruned"]), "width": 4.0}, SecateurError),
         (
             lambda chain, folder: {"weights": str(chain["baseline"] / RESULT), "recipe": "resnet20@cifar10"},
-            InvalidModel,
+            InvalidData,
         ),
         (lambda chain, folder: {"weights": str(chain["pruned"]), "recipe": "resnet20@cifar10"}, InvalidSetting),
     ],
