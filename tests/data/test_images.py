@@ -38,17 +38,12 @@ PALETTE = Image.frombytes("P", (40, 32), SMOOTH.tobytes())
 PALETTE.putpalette([value for shade in range(256) for value in (shade, 255 - shade, 7)])
 
 
-@pytest.mark.parametrize("name", ["x.png", "x.bmp", "x.ppm", "x.tif", "x.jpg"])
+@pytest.mark.parametrize("name", ["x.png", "x.bmp", "x.ppm", "x.tif", "png.jpg", "x.jpg", "x.webp", "x.gif"])
 def test_kinds_of_files(tmp_path: Path, name: str) -> None:
     # By what is in them: some JPEGs of ImageNet are PNGs.
-    path = write(tmp_path / name, PLAIN, format="PNG" if name == "x.jpg" else None)
-    assert np.array_equal(np.array(read_image(path, LAYOUT)), noise())
-
-
-@pytest.mark.parametrize("name", ["x.jpg", "x.webp", "x.gif"])
-def test_kinds_of_files_that_lose_something(tmp_path: Path, name: str) -> None:
-    image = read_image(write(tmp_path / name, SMOOTH.convert("RGB")), LAYOUT)
-    assert np.abs(np.array(image).astype(int) - np.array(SMOOTH)[:, :, None]).max() < 12
+    path = write(tmp_path / name, SMOOTH.convert("RGB"), format="PNG" if name == "png.jpg" else None)
+    difference = np.array(read_image(path, LAYOUT)).astype(int) - np.array(SMOOTH)[:, :, None]
+    assert np.abs(difference).max() <= (12 if name in ("x.jpg", "x.webp", "x.gif") else 0)
 
 
 @pytest.mark.parametrize(
@@ -173,14 +168,6 @@ def windows(pixels: np.ndarray, size: int) -> dict[bytes, tuple[int, int, bool]]
 
 def resized(side: int) -> np.ndarray:
     return np.array(PLAIN.resize((side, side), Image.Resampling.BILINEAR))
-
-
-def test_training_takes_any_square_of_the_resized_image_or_of_its_mirror_image() -> None:
-    torch.manual_seed(0)
-    places, transform = windows(resized(32), 30), for_training(30, 32)
-    found = Counter(places[to_bytes(transform(PLAIN)).numpy().tobytes()] for _ in range(900))
-    assert len(found) == 3 * 3 * 2
-    assert min(found.values()) > 20
 
 
 def test_training_with_padding_moves_the_image_over_black() -> None:
