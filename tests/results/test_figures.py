@@ -42,6 +42,8 @@ def test_the_same_drawing_has_the_same_bytes(suffix: str, tmp_path: Path) -> Non
 
 
 def test_bars_are_as_high_as_layers_are_wide(tmp_path: Path) -> None:
+    draw_structures([PRUNED, OTHER] * 2, tmp_path / "figure.svg")
+    assert len(paths(tmp_path / "figure.svg", "fill: #d9d9d9")) == 2 * (3 + 1) + 2 * (2 + 1)
     draw_structures([PRUNED], tmp_path / "figure.svg")
     # The last of each colour stands in the legend.
     *before, _ = map(height, paths(tmp_path / "figure.svg", "fill: #d9d9d9"))
@@ -57,11 +59,6 @@ def test_percent_is_what_was_removed(tmp_path: Path) -> None:
     unit = bars[0] / 75
     assert bars == pytest.approx([75 * unit, 25 * unit, 0.0], rel=1e-3, abs=1e-3)
     assert not paths(tmp_path / "figure.svg", "fill: #d9d9d9")
-
-
-def test_structures_of_many_runs_one_below_the_other(tmp_path: Path) -> None:
-    draw_structures([PRUNED, OTHER] * 4, tmp_path / "figure.svg")
-    assert len(paths(tmp_path / "figure.svg", "fill: #d9d9d9")) == 4 * (3 + 1) + 4 * (2 + 1)
 
 
 def test_a_title_is_not_a_formula(tmp_path: Path) -> None:

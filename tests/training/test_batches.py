@@ -64,6 +64,7 @@ def test_examples_per_class(kind: str) -> None:
 def test_the_new_loader_collates_like_the_old_one() -> None:
     doubled = loader(collate_fn=lambda items: (torch.stack([2 * x for x, _ in items]), None))
     assert all(x % 2 == 0 for x in seen(draw(doubled, 0.5, None, generator())))
+    assert seen(shard(doubled, 0, 4))[:3] == [0, 2, 16]
 
 
 def test_whole_batches_of_anything_else() -> None:
