@@ -18,7 +18,7 @@ from PIL import Image, ImageFile
 from torch import Tensor
 
 from secateur.data import images as module
-from secateur.data.images import Images, compose, for_testing, for_training, loaders, read_image, read_map
+from secateur.data.images import Images, Maps, compose, for_testing, for_training, loaders, read_image, read_map
 from secateur.errors import InvalidData, InvalidSetting, MissingExtra
 from secateur.training.batches import draw
 
@@ -268,6 +268,22 @@ def test_workers_are_for_large_datasets(monkeypatch: pytest.MonkeyPatch, cores: 
     large, small = (Images(["x"] * count, [0] * count, compose(), LAYOUT) for count in (1000, 999))
     train, test = loaders(large, small, 4)
     assert (train.num_workers, test.num_workers) == (workers, 0)
+
+
+# Label maps: more of them with the datasets that have some
+
+
+def test_label_maps_are_resized_about_the_middle_of_each_pixel(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).choice(np.array([0, 1, 2, 7], np.uint8), (6, 9))
+    paths = [write(tmp_path / "image.png", values)], [write(tmp_path / "map.png", values)]
+    pixels, labels = Maps(*paths, {0: 0, 1: 1, 2: 2, 7: 255}, compose(), LAYOUT, read_map, size=3)[0]
+    assert type(pixels) is type(labels) is Tensor
+    assert (pixels.shape, labels.dtype) == ((3, 3, 3), torch.long)
+    # Of three pixels the one in the middle, of two the later one.
+    wanted = values[1::2, 1::3]
+    assert np.array_equal(labels.numpy(), np.where(wanted == 7, 255, wanted))
+    image = np.array(Image.fromarray(values).resize((3, 3), Image.Resampling.BILINEAR))
+    assert np.array_equal(to_bytes(pixels)[:, :, 0].numpy(), image)
 
 
 # Packages
