@@ -120,18 +120,21 @@ BY_HAND: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "perceptron": (Perceptron, (3, 8, 8)),
     "excited": (Excited, (3, 8, 8)),
 }
-BY_NAME: dict[str, dict[str, Any]] = {
+QUICK: dict[str, dict[str, Any]] = {
+    "torchvision:mobilenet_v3_small": {"width_mult": 0.5},
+    "torchvision.models:DenseNet": {"growth_rate": 8, "block_config": (2, 3), "num_init_features": 16},
+    "timm:lcnet_035": {},
+}
+SLOW: dict[str, dict[str, Any]] = {
     "resnet20": {},
     "torchvision:resnet18": {},
     "torchvision:mobilenet_v2": {"width_mult": 0.25},
-    "torchvision:mobilenet_v3_small": {"width_mult": 0.5},
     "torchvision:shufflenet_v2_x0_5": {},
     "torchvision:squeezenet1_1": {},
-    "torchvision.models:DenseNet": {"growth_rate": 8, "block_config": (2, 3), "num_init_features": 16},
     "torchvision:regnet_y_400mf": {},
     "torchvision.models:MNASNet": {"alpha": 0.25},
     "timm:resnet10t": {},
-    "timm:lcnet_035": {},
+    "timm:resnetblur18": {},
     "timm:mobilenetv4_conv_small_035": {},
     "timm:dla46x_c": {},
     "timm:seresnet18": {},
@@ -145,7 +148,7 @@ BY_NAME: dict[str, dict[str, Any]] = {
 def build(name: str) -> tuple[nn.Module, Tensor]:
     """The network in double precision with norms that do something, and a batch for it."""
     torch.manual_seed(0)
-    maker, shape = BY_HAND.get(name) or (partial(find_model, name, **BY_NAME[name]), (3, 32, 32))
+    maker, shape = BY_HAND.get(name) or (partial(find_model, name, **{**QUICK, **SLOW}[name]), (3, 32, 32))
     model = maker()
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
@@ -176,7 +179,7 @@ def step(model: nn.Module, pruner: Pruner, optimizer: torch.optim.Optimizer, ima
     return loss
 
 
-@pytest.mark.parametrize("name", [*BY_HAND, *BY_NAME])
+@pytest.mark.parametrize("name", [*BY_HAND, *QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_whole_life(name: str) -> None:
     model, images = build(name)
     graph = secateur.analyze(model, images[:1], probe=False)
