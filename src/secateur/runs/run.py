@@ -123,7 +123,7 @@ class Run:
         if self.settings.learning.distill:
             with torch.no_grad():
                 for example in self.graph.calls.get("eval", ())[:1]:
-                    scores_of(example.copied().on(next(teacher.parameters()).device)(copy_model(teacher)))
+                    scores_of(example.copied().on(next(teacher.parameters()).device)(copy_model(teacher).eval()))
         trains_first = False
         for phase in self.phases:
             trains_first |= phase.trains_whole
