@@ -182,15 +182,6 @@ def test_types_and_layouts_come_and_go() -> None:
     assert model[3].weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_copy_has_gates_of_its_own() -> None:
-    model = network()
-    gates = gate(model)
-    twin = copy.deepcopy(model)
-    Gates(twin, gates.whole).mask_(drop_odd(gates.graph))
-    assert all(bool(module.gate_mask.all()) for module in gates.modules)
-    assert not torch.equal(model.eval()(IMAGE), twin.eval()(IMAGE))
-
-
 def test_phi_of_a_norm_without_parameters_stays_one() -> None:
     model = network()
     gates = gate(model)
@@ -341,7 +332,7 @@ def test_a_module_with_our_names_gets_no_gate() -> None:
     layers = [nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), WithFactor(), nn.ReLU(), nn.Conv2d(6, 2, 1)]
     named = nn.Sequential(*layers)
     network_ = network()
-    network_[3].gate_phi = "mine"  # pyright: ignore
+    network_[3].gate_phi = "mine"
     for model in (named, network_):
         before = state_of(model)
         try:

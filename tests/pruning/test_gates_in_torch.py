@@ -1,18 +1,15 @@
-"""Gates beside what else people do with models: optimizers, averages, compilation, export, several processes."""
+"""Gates beside what else people do with models: optimizers, averages, compilation, export."""
 
 import copy
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from gated import IMAGE, drop_odd, gate, network
 from torch import nn
 from torch.func import functional_call
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from secateur import merge_gates_
@@ -187,28 +184,6 @@ def test_compiled_to_machine_code() -> None:
     assert all(bool((phi.grad != 0).any()) for phi in gates.phis)
     model.eval()
     torch.testing.assert_close(compiled(IMAGE), model(IMAGE))
-
-
-@pytest.fixture
-def one_process(tmp_path: Path) -> Any:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("one_process")
-def test_one_distributed_process() -> None:
-    model = network()
-    gates = gate(model)
-    wrapped = DistributedDataParallel(model)
-    wrapped(IMAGE).square().mean().backward()
-    assert all(bool((phi.grad != 0).any()) for phi in gates.phis)
-    gates.mask_(drop_odd(gates.graph))
-    gates.cut_(drop_odd(gates.graph))
-    model.zero_grad()
-    wrapped = DistributedDataParallel(model)
-    wrapped(IMAGE).square().mean().backward()
-    assert all(phi.grad.shape == phi.shape for phi in gates.phis)
 
 
 def test_errors_of_torch_are_loud() -> None:

@@ -32,7 +32,7 @@ class Child:
             status = 1
             with suppress(BaseException):
                 os.close(ours)
-                do(folder, lambda *words: os.write(its, (json.dumps(words) + "\n").encode()))  # pyright: ignore
+                do(folder, lambda *words: os.write(its, (json.dumps(words) + "\n").encode()))
                 status = 0
             os._exit(status)
         os.close(its)
