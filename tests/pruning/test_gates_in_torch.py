@@ -1,22 +1,19 @@
-"""Gates beside what else people do with models: optimizers, averages, functional calls, export, several processes."""
+"""Gates beside what else people do with models: optimizers, averages, compilation, export."""
 
 import copy
-import subprocess
-import sys
+import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from gated import IMAGE, drop_odd, gate, network
 from torch import nn
 from torch.func import functional_call
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from secateur import Gates, InvalidModel, Pruner, merge_gates_
+from secateur import merge_gates_
+from secateur.pruning.gates import Gates
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True),
@@ -150,38 +147,43 @@ def test_old_losses_live_on_through_everything() -> None:
     assert all(p.grad.shape == p.shape and p.grad.dtype == p.dtype for p in model.parameters())
 
 
-@pytest.fixture
-def one_process(tmp_path: Path) -> Any:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("one_process")
-def test_one_distributed_process() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_leaves_phi_in_single_precision(dtype: torch.dtype) -> None:
     model = network()
     gates = gate(model)
-    wrapped = DistributedDataParallel(model)
-    wrapped(IMAGE).square().mean().backward()
-    assert all(bool((phi.grad != 0).any()) for phi in gates.phis)
-    gates.mask_(drop_odd(gates.graph))
-    gates.cut_(drop_odd(gates.graph))
-    model.zero_grad()
-    wrapped = DistributedDataParallel(model)
-    wrapped(IMAGE).square().mean().backward()
-    assert all(phi.grad.shape == phi.shape for phi in gates.phis)
+    with torch.autocast("cpu", dtype):
+        loss = model(IMAGE).float().square().mean()
+    loss.backward()
+    for phi in gates.phis:
+        assert phi.dtype == phi.grad.dtype == torch.float32
+        assert bool((phi.grad != 0).any())
 
 
-def test_two_processes_see_the_gradient_of_the_joint_batch(tmp_path: Path) -> None:
-    script = Path(__file__).parent / "one_of_two.py"
-    runs = [subprocess.Popen([sys.executable, script, str(rank), tmp_path]) for rank in range(2)]
-    model = network().eval()
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+def test_compiled(backend: str) -> None:
+    model = network()
     gates = gate(model)
-    model(IMAGE).square().mean().backward()
-    assert [run.wait(timeout=120) for run in runs] == [0, 0]
-    for rank in range(2):
-        for phi, gradient in zip(gates.phis, torch.load(tmp_path / f"{rank}.pt"), strict=True):
-            torch.testing.assert_close(phi.grad, gradient)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    compiled(IMAGE).square().mean().backward()
+    assert all(phi.grad is not None for phi in gates.phis)
+    model.eval()
+    kept = drop_odd(gates.graph)
+    for change in (lambda: None, lambda: gates.mask_(kept), lambda: gates.cut_(kept), lambda: merge_gates_(model)):
+        change()
+        torch.testing.assert_close(compiled(IMAGE), model(IMAGE))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_to_machine_code() -> None:
+    model = network()
+    gates = gate(model)
+    compiled = torch.compile(model, fullgraph=True)
+    compiled(IMAGE).square().mean().backward()
+    assert all(bool((phi.grad != 0).any()) for phi in gates.phis)
+    model.eval()
+    torch.testing.assert_close(compiled(IMAGE), model(IMAGE))
 
 
 def test_errors_of_torch_are_loud() -> None:
@@ -192,8 +194,6 @@ def test_errors_of_torch_are_loud() -> None:
         model.load_state_dict(network().state_dict())
     with pytest.raises(TypeError, match="cannot assign"):
         nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    with pytest.raises(InvalidModel, match="has a gate already"):
-        Pruner(model, IMAGE)
 
 
 def test_group_norm_behind_frozen_layers_with_channels_last() -> None:

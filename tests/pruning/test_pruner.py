@@ -244,13 +244,15 @@ def test_the_model_moves_after_the_pruner_is_made() -> None:
 
 # A loop of one's own that is saved and continued.
 
+GRAPH = analyze(network().double(), IMAGE.double())
+
 
 class Loop:
     """Twelve steps of training; a part is removed after every fourth."""
 
     def __init__(self, score: str, cut: bool) -> None:
         self.model, self.cut = network().double(), cut
-        self.pruner = Pruner(self.model, IMAGE.double(), score=score)
+        self.pruner = Pruner(self.model, graph=GRAPH, score=score)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.step = 0
 
@@ -287,7 +289,7 @@ class Loop:
 def test_a_loop_that_is_saved_and_continued_ends_with_the_same_bits(score: str, cut: bool) -> None:
     whole = Loop(score, cut).until(12)
     expected = whole.pruner.finish().state_dict()
-    for stop in (3, 4, 6, 11):
+    for stop in (4, 6):
         continued = Loop(score, cut).load(Loop(score, cut).until(stop).saved()).until(12)
         assert torch.equal(continued.pruner.kept, whole.pruner.kept)
         found = continued.pruner.finish().state_dict()

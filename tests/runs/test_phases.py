@@ -80,14 +80,14 @@ def test_a_tick_sees_its_part_of_the_data(values: dict[str, Any], count: int) ->
 def test_a_tick_scores_what_it_has_seen_itself() -> None:
     """Scores that watch outputs have watched Tocks and evaluations too."""
     run = make_run(quick(score="apoz", tock_first=True), *prepared())
-    started: list[str] = []
+    begun: list[int] = []
     assert run.pruner is not None
     begin = run.pruner.score.begin
-    run.pruner.score.begin = lambda gates: (started.append(run.phase.part), begin(gates))[1]  # pyright: ignore
+    run.pruner.score.begin = lambda gates: (begun.append(run.num_steps), begin(gates))[1]
     events = run.events()
     while not isinstance(next(events), Tick):
         pass
-    assert started[0] == "Tick"
+    assert begun[0] == 2 * STEPS  # after the Tock, before the Tick
 
 
 @pytest.mark.parametrize(("decay_norms", "fell"), [(True, {"norm", "filter"}), (False, {"filter"})])
@@ -224,23 +224,19 @@ def test_fine_tuning_and_retraining_are_that_training() -> None:
 
 
 def test_gates_are_clipped_too() -> None:
-    net, graph, task = prepared()
-    run = make_run(quick(), net, graph, task, engine=Engine(clip_norm=1e-3))
+    run = make_run(quick(), *prepared(), engine=Engine(clip_norm=1e-3))
     norms: list[float] = []
-    epoch = run.trainer.epoch
 
-    def note(batches: Any, work: Work, *others: Any) -> float:
-        def after() -> None:
-            grads = [p.grad for g in work.optimizer.param_groups for p in g["params"] if p.grad is not None]
-            norms.append(float(torch.cat([grad.flatten() for grad in grads]).norm()))
+    def note(phase: str, step: int, of: int) -> None:
+        grads = [p.grad for p in run.model.parameters() if p.requires_grad and p.grad is not None]
+        norms.append(float(torch.cat([grad.flatten() for grad in grads]).norm()))
 
-        work.after_update = after
-        return epoch(batches, work, *others)
-
-    run.trainer.epoch = note
-    list(run.events())
-    assert len(norms) > 2 * STEPS
-    assert max(norms) <= 1e-3 * (1 + 1e-6)
+    run.on_step = note
+    events = run.events()
+    while not isinstance(next(events), Tock):
+        pass
+    assert max(norms[2 * STEPS :]) <= 1e-3 * (1 + 1e-6)
+    assert len(norms) == 3 * STEPS
 
 
 # Distillation.
@@ -283,7 +279,7 @@ def test_a_student_that_is_its_teacher_gets_no_gradient_from_it() -> None:
     mixed = model.last.weight.grad
     model.zero_grad()
     cross_entropy(model, batches(1)[0]).backward()
-    torch.testing.assert_close(mixed, 0.5 * model.last.weight.grad)  # pyright: ignore
+    torch.testing.assert_close(mixed, 0.5 * model.last.weight.grad)
 
 
 def test_networks_that_write_to_their_input_do_not_disturb_each_other() -> None:
@@ -355,7 +351,7 @@ def test_an_average_by_hand() -> None:
         wanted = 0.8 * wanted + 0.2 * value
     assert net.weight.item() == 5.0
     with ema.applied():
-        assert net.weight.item() == net.running_var.item() == pytest.approx(wanted)  # pyright: ignore
+        assert net.weight.item() == net.running_var.item() == pytest.approx(wanted)
     assert net.weight.item() == 5.0
 
 
@@ -379,7 +375,7 @@ def with_average(monkeypatch: pytest.MonkeyPatch) -> tuple[Result, list[dict[str
 
     monkeypatch.setattr(Ema, "update", noted)
     *_, last = run.events()
-    return last.result, averages, evaluated  # pyright: ignore
+    return last.result, averages, evaluated
 
 
 def test_the_result_has_the_average_and_evaluation_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,5 +394,5 @@ def test_an_average_does_not_disturb_training() -> None:
     losses = []
     for ema in (0.0, 0.9):
         result = finished(quick(ema=ema, finetune_epochs=3), *prepared())
-        losses.append([event.loss for event in result.history[1:]])  # pyright: ignore
+        losses.append([event.loss for event in result.history[1:]])
     assert losses[0] == losses[1]

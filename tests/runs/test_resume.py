@@ -174,7 +174,7 @@ def test_started_on_a_gpu_and_finished_on_a_cpu(tmp_path: Path, monkeypatch: pyt
 
 def finished_from(run: secateur.runs.run.Run) -> torch.nn.Module:
     *_, last = run.events()
-    return last.result.model  # pyright: ignore
+    return last.result.model
 
 
 class Chance(Dataset):
@@ -365,7 +365,7 @@ def test_a_signal_stops_at_the_next_step_and_saves(tmp_path: Path) -> None:
     assert resumed.position.step > 0
     *_, last = resumed.events()
     assert run.num_steps + resumed.num_steps == total_steps(given)
-    assert_same_result(last.result, finished(quick(**RICH), *given))  # pyright: ignore
+    assert_same_result(last.result, finished(quick(**RICH), *given))
 
 
 def total_steps(given: tuple[Any, ...]) -> int:
@@ -392,4 +392,4 @@ def test_the_state_of_a_run_moves_to_another_without_a_folder() -> None:
     other.history = list(run.history)
     other.load_state_dict(copy.deepcopy(run.state_dict()))
     *_, last = other.events()
-    assert_same_result(last.result, whole)  # pyright: ignore
+    assert_same_result(last.result, whole)

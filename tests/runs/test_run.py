@@ -142,7 +142,7 @@ def test_it_lands_on_the_budget(kind: str) -> None:
     savings = dict(zip(("macs", "params"), graph.savings(), strict=True))
     largest = float(savings[kind].max()) if kind in savings else max(g.filters_per_channel for g in graph.groups)
     assert left > 0.6 * whole - largest
-    assert last.left == ({} if kind == "macs" else {result.settings.budget.unit: left / whole})  # pyright: ignore
+    assert last.left == ({} if kind == "macs" else {result.settings.budget.unit: left / whole})
 
 
 def test_limits_hold() -> None:
@@ -319,7 +319,7 @@ def test_bf16_keeps_weights_gates_and_scores_single() -> None:
     assert {t.dtype for t in (*run.pruner.gates.phis, *run.model.parameters(), total)} == {torch.float32}
     assert torch.bfloat16 in outputs
     *_, last = events
-    assert {tensor.dtype for tensor in states(last.result.model).values()} == {torch.float32, torch.int64}  # pyright: ignore
+    assert {tensor.dtype for tensor in states(last.result.model).values()} == {torch.float32, torch.int64}
     assert last.metrics["loss"] == pytest.approx(finished(settings, net, graph, task).metrics["loss"], rel=0.05)
 
 
@@ -341,7 +341,7 @@ def test_channels_last_of_signals_and_volumes(kind: Any, size: tuple[int, ...]) 
     clips = torch.randn(4, 1, *size)
     task = Task([clips], lambda model, batch: model(batch).square().mean())
     settings, engine = TickTock.one_shot(keep_macs=0.6, finetune_epochs=1), Engine(channels_last=True)
-    weight: Any = finished(settings, net, analyze(net, clips), task, engine=engine).model[0].weight  # pyright: ignore
+    weight: Any = finished(settings, net, analyze(net, clips), task, engine=engine).model[0].weight
     assert kind is nn.Conv1d or weight.is_contiguous(memory_format=torch.channels_last_3d)
 
 
@@ -595,5 +595,5 @@ def test_a_run_from_a_pruned_network_reports_the_whole_one() -> None:
     assert isinstance(trained, Train)
     assert start.original == run.metrics(net, exact=True)
     assert start.metrics == run.metrics(small, exact=True) != start.original
-    assert last.result.after == plan.cost  # pyright: ignore
-    assert last.result.metrics_before == start.original  # pyright: ignore
+    assert last.result.after == plan.cost
+    assert last.result.metrics_before == start.original
