@@ -327,7 +327,9 @@ def test_another_baseline_in_the_same_folder_is_refused(reproduce: Call, out: Pa
     other = out / RESNET / "baseline-seed0" / "original.safetensors"
     status, _, err = reproduce("table1", RESNET, "--baseline", other)
     assert status == 2, "the runs that were done began with another network"
-    assert err.splitlines()[-1].startswith(f"secateur: {out / RESNET / 'GBN-40-seed0'} holds another run: got other weights")
+    assert err.splitlines()[-1].startswith(
+        f"secateur: {out / RESNET / 'GBN-40-seed0'} holds another run: got other weights"
+    )
 
 
 def test_only_some_runs(reproduce: Call, tmp_path: Path) -> None:
