@@ -23,6 +23,17 @@ HALVES = rows(range(4), range(4, 8))
 PAIRS = rows(range(0, 8, 2), range(1, 8, 2))
 MIRRORED = rows(range(4), range(7, 3, -1))
 
+# Why channels are frozen.
+MIXES = Kind.MIXES
+ADDRESSED = Kind.INDEXED
+PARTED = Kind.FIXED_PARTS
+NO_RULE = Kind.UNSUPPORTED
+MERGED = Kind.MERGED
+FIXED = Kind.FIXED_TENSOR
+PYTHON = Kind.READ_BY_PYTHON
+WOKEN = Kind.NOT_ZERO
+UNDEFINED = Kind.UNDEFINED
+
 
 @dataclass(frozen=True)
 class Expected:
@@ -30,7 +41,7 @@ class Expected:
 
     groups: list[Group]
     stays: dict[str, Kind | None] = field(default_factory=dict)
-    """Why layers are frozen; None for any reason."""
+    """Why a layer is frozen; None for any reason."""
     inexact: bool = False
     """Whether channels of `first` can be removed with `inexact=True`."""
 
@@ -45,7 +56,7 @@ def coupled(*groups: Group) -> Expected:
 
 
 def frozen(reason: Kind | None, *groups: Group, layer: str = "first") -> Expected:
-    """A layer is frozen for this reason, or for any if it is None; only these groups can be removed."""
+    """A layer is frozen for this reason, or for any if None; only these groups can be removed."""
     return Expected(list(groups), {layer: reason})
 
 

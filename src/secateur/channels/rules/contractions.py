@@ -51,9 +51,9 @@ def summed_axis(call: Call, tensor: Tensor, dim: int) -> Axis:
 
 def add_bias(call: Call, axis: Axis, bias: Tensor | None) -> Axis:
     """The output axis after a bias of one value per index."""
-    if bias is None or bias.dim() == 0:
+    if bias is None:
         return axis
-    bias_axis = call.axes(bias)[-1]
+    bias_axis = call.axes(bias)[-1] if bias.dim() else UNIFORM
     if isinstance(axis, Tensor) and isinstance(bias_axis, Tensor):
         call.tie(axis, bias_axis)
         call.mark(bias_axis, Role.PRODUCES if call.is_weights(bias) else Role.PASSES)
@@ -176,9 +176,9 @@ def matrix_product(call: Call, left: Tensor, right: Tensor, bias: Tensor | None 
         ends.append((right_axes[-1], right.shape[-1]))
     axes += [axis for axis, _ in ends]
     call.count_macs(1, [*batch, (left_axes[-1], left.shape[-1]), *ends])
-    if bias is not None and bias.dim() == 1:
+    if bias is not None and bias.dim() < 2:
         axes[-1] = add_bias(call, axes[-1], bias)
-    elif bias is not None and bias.dim() > 1:
+    elif bias is not None:
         call.freeze_axes(bias, Kind.UNSUPPORTED)
         axes = [call.lose(axis, Kind.UNSUPPORTED) for axis in axes]
     call.put(call.out, axes, consumes=True)

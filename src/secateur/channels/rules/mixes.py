@@ -6,6 +6,7 @@ removing one is then not the same as zeroing it.
 
 from __future__ import annotations
 
+from itertools import chain
 from math import prod
 
 from torch import Tensor
@@ -15,6 +16,9 @@ from secateur.channels.reasons import Kind
 from secateur.channels.rules.call import UNIFORM, Axis, Call, all_alive, positive
 from secateur.channels.rules.contractions import reduced, reduced_dims
 from secateur.channels.rules.registry import rule
+
+WITHOUT_BATCH = ("_native_batch_norm_legit_no_training", "_batch_norm_no_update")
+"""Batch norms that use running statistics."""
 
 
 @rule("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit")
@@ -26,7 +30,7 @@ def batch_norm(call: Call) -> None:
     codes = axes[1]
     per_channel = [t for t in call.tensors if t is not data and t.dim() == 1]
     affine = [call[name] for name in ("weight", "bias")]
-    batch_statistics = bool(call["training"]) if call.has("training") else "no_training" not in call.name
+    batch_statistics = bool(call["training"]) if call.has("training") else call.name not in WITHOUT_BATCH
     if isinstance(codes, Tensor):
         for tensor in per_channel:
             axis = call.axes(tensor)[0]
@@ -90,7 +94,7 @@ def layer_norm(call: Call) -> None:
         axes[offset] = with_alive(axis, not affine) if isinstance(seen, Tensor) else None
     for dim in range(data.dim() - width):
         axis = axes[dim]
-        if isinstance(axis, Tensor) and len(affine) > 1:
+        if isinstance(axis, Tensor) and call.has("bias") and call["bias"] is not None:
             axes[dim] = with_alive(axis, True)
     call.put(call.outputs[0], axes)
 
@@ -179,7 +183,8 @@ def spatial(call: Call) -> None:
     for other in call.tensors[1:]:
         call.freeze_axes(other, Kind.INDEXED)
     axes = call.axes(tensor)
-    num_spatial = next(int(c) for c in reversed(call.name) if c.isdigit())
+    # Grids sample over all axes but batch and channels; what has no number in its name is one of those.
+    num_spatial = next((int(c) for c in reversed(call.name) if c.isdigit()), tensor.dim() - 2)
     for dim in range(tensor.dim() - num_spatial, tensor.dim()):
         axes[dim] = call.lose(axes[dim], Kind.MIXES)
     call.put_all(axes)
@@ -240,7 +245,8 @@ def attention(call: Call) -> None:
     for axes in (query_axes, key_axes):
         for axis in axes:
             call.freeze(axis, Kind.MIXES, "attention")
-    for axis in value_axes[:-1]:
+    others = [call.axes(tensor) for tensor in call.tensors if all(tensor is not t for t in (query, key, value))]
+    for axis in (*value_axes[:-1], *chain.from_iterable(others)):
         call.freeze(axis, Kind.MIXES, "attention")
     batch = prod(query.shape[:-2])
     pairs = query.shape[-2] * key.shape[-2]

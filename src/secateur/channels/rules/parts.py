@@ -128,6 +128,7 @@ def index_select(call: Call) -> None:
     axes = call.axes(call["self"])
     dim = positive(call["dim"], len(axes))
     axes[dim] = call.lose(axes[dim], Kind.INDEXED)
+    call.freeze_axes(call["index"], Kind.INDEXED)
     call.put(call.out, axes)
 
 

@@ -156,14 +156,21 @@ def identity(call: Call) -> None:
 
 @rule("copy_", "copy")
 def copy(call: Call) -> None:
-    """The target takes over the source's values, and with them its channels."""
+    """The target takes over the source's values, and with them its channels; both have as many."""
     target, source = call["self"], call["src"]
     offset = target.dim() - source.dim()
-    known = call.axes(source)
-    axes: list[Axis] = [
-        known[dim - offset] if dim >= offset and source.shape[dim - offset] == size else UNIFORM
-        for dim, size in enumerate(target.shape)
-    ]
+    known, before = call.axes(source), call.axes(target)
+    axes: list[Axis] = []
+    for dim, size in enumerate(target.shape):
+        given = known[dim - offset] if dim >= offset and source.shape[dim - offset] == size else UNIFORM
+        old = before[dim]
+        if isinstance(old, Tensor) and isinstance(given, Tensor):
+            call.tie_all([given, old])
+        elif isinstance(old, Tensor) and given is UNIFORM:
+            given = with_alive(old, not call.is_zero(source))
+        elif isinstance(old, Tensor):
+            call.meet_fixed(old, source)
+        axes.append(given)
     call.put(call.outputs[0], axes, zero=call.is_zero(source))
 
 
