@@ -1,4 +1,4 @@
-"""From labels to groups: number the channels, gather their slices, sort out what must stay."""
+"""From labels to groups: number the channels, collect their slices, and separate those that must stay."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def build_graph(
 def _ungated(
     groups: Sequence[ChannelGroup], sites: list[Site], barred: list[tuple[Reason | None, Tensor]]
 ) -> dict[str, Reason]:
-    """The groups that no factor can switch off, with the reason."""
+    """The groups that cannot take a factor per channel, with the reason."""
     number = torch.repeat_interleave(torch.tensor([group.size for group in groups], dtype=torch.long, device="cpu"))
     covered = torch.zeros(len(groups), dtype=torch.bool, device="cpu")
     for site in sites:
@@ -175,7 +175,7 @@ def _reasons(
 
 
 def _inexact(watch: Watch, component: Tensor) -> dict[int, Reason]:
-    """The components that were admitted although removing is not zeroing, with the reason."""
+    """The components that are allowed although removing is not zeroing, with the reason."""
     found: dict[int, Reason] = {}
     for codes, reason in watch.table.inexact:
         for number in component[labels_of(codes)].unique().tolist():
