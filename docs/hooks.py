@@ -1,4 +1,4 @@
-"""Fills pages when the site is built: with the help of every command, the folders of datasets, and files of the project.
+"""Fills pages when the site is built: with the help of commands, the folders of datasets, and files of the project.
 
 Pages say where with `<!-- commands -->`, `<!-- datasets -->`, `<!-- CONTRIBUTING.md -->` and `<!-- CHANGELOG.md -->`.
 """
@@ -50,9 +50,9 @@ def title_of(page: Path) -> str:
 
 def commands() -> str:
     """Every command with its help."""
-    from secateur.cli.command import _commands
+    from secateur.cli.command import commands as known_commands
 
-    known = _commands()
+    known = known_commands()
     rows = [f"| [`{name}`](#secateur-{name}) | {summary_of(kind)} |" for name, kind in known.items()]
     parts = ["| command | |", "|---|---|", *rows]
     for name in known:

@@ -24,7 +24,7 @@ FLOORS = [
     {"data", "models"},
     {"pruning", "training"},
     {"channels"},
-    {"extras", "files"},
+    {"extras", "files", "settings"},
     {"errors", "nested", "randomness", "timing", "words"},
 ]
 FORBIDDEN = {
@@ -141,14 +141,14 @@ import secateur
 from torch import nn
 
 model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
-graph = secateur.analyze(model, torch.randn(2, 3, 8, 8))
+example = torch.randn(2, 3, 8, 8)
 task = secateur.classification([(torch.randn(8, 3, 8, 8), torch.arange(8) % 4)])
-prune = secateur.TickTock(keep_macs=0.5, tick_removes=0.2, tock_epochs=1, finetune_epochs=1)
+settings = secateur.TickTock.of(keep_macs=0.5, tick_removes=0.2, tock_epochs=1, finetune_epochs=1)
 try:
-    prune(model, graph, task, folder={str(tmp_path / "run")!r})
+    secateur.prune(model, example, task, settings=settings, folder={str(tmp_path / "run")!r})
 except secateur.InvalidSetting as error:
     said = [str(error)]
-secateur.save(prune(model, graph, task), {str(tmp_path / "result")!r})
+secateur.save(secateur.prune(model, example, task, settings=settings), {str(tmp_path / "result")!r})
 print(json.dumps(said))
 """
     (said,) = run_python(code)

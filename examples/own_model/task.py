@@ -25,7 +25,7 @@ def draw(count: int, seed: int) -> TensorDataset:
 
 
 def build(width: float = 1.0) -> secateur.Job:
-    """The whole network with random weights; only `--width` and `--narrow-to` need `width`."""
+    """The whole network with random weights; `width` is for `--width` and `--narrow-to` only."""
     train = DataLoader(draw(1024, seed=0), batch_size=64, shuffle=True)
     test = DataLoader(draw(512, seed=1), batch_size=512)
     example = torch.randn(1, 1, SIZE, SIZE)

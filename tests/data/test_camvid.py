@@ -4,25 +4,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from miniature_images import COLOURS, save, write_camvid
+from miniature_images import COLOURS, dataset_of, save, write_camvid
 from PIL import Image
-from torch.utils.data import DataLoader
 
 from secateur.data.camvid import camvid
-from secateur.data.images import Maps, compose
-
-
-def data(loader: DataLoader) -> Maps:
-    assert isinstance(loader.dataset, Maps)
-    return loader.dataset
+from secateur.data.images import compose
 
 
 def test_frames_and_classes(tmp_path: Path) -> None:
     write_camvid(tmp_path)
     train, test = camvid(tmp_path)
     assert (train.batch_size, test.batch_size) == (4, 4)
-    assert {Path(path).parent.name for path in data(train).paths + data(train).maps} == {"train", "trainannot"}
-    assert {Path(path).parent.name for path in data(test).paths + data(test).maps} == {"test", "testannot"}
+    assert {Path(path).parent.name for path in dataset_of(train).paths + dataset_of(train).maps} == {
+        "train",
+        "trainannot",
+    }
+    assert {Path(path).parent.name for path in dataset_of(test).paths + dataset_of(test).maps} == {"test", "testannot"}
     images, maps = (torch.cat(parts) for parts in zip(*test, strict=True))
     assert images.shape == (8, 3, 32, 64)
     assert maps.shape == (8, 32, 64)
@@ -43,9 +40,9 @@ def test_frames_are_mirrored_in_training_only(tmp_path: Path) -> None:
     train, test = camvid(str(tmp_path))
     firsts = set()
     for _ in range(20):
-        image, labels = data(train)[0]
+        image, labels = dataset_of(train)[0]
         shade = ((image[0] * 0.229 + 0.485) * 255 / 20).round().long()
         assert torch.equal(shade, labels)
         firsts.add(int(labels[0, 0]))
-        assert np.array_equal(data(test)[0][1].numpy(), values)
+        assert np.array_equal(dataset_of(test)[0][1].numpy(), values)
     assert firsts == {0, 10}

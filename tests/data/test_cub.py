@@ -5,17 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from miniature_images import write_cub200
+from miniature_images import dataset_of, write_cub200
 from PIL import Image
-from torch.utils.data import DataLoader
 
 from secateur.data.cub import cub200
-from secateur.data.images import Images, compose, for_testing
-
-
-def data(loader: DataLoader) -> Images:
-    assert isinstance(loader.dataset, Images)
-    return loader.dataset
+from secateur.data.images import compose, for_testing
 
 
 @pytest.mark.parametrize("below", ["", "CUB_200_2011"])
@@ -25,14 +19,14 @@ def test_the_official_split(tmp_path: Path, below: str) -> None:
     assert (train.batch_size, test.batch_size) == (64, 64)
     for loader, rest in ((train, 0), (test, 1)):
         # Every other image of a class is for training.
-        assert {int(Path(path).stem[-4:]) % 2 for path in data(loader).paths} == {rest}
-        assert [f"{target + 1:03d}.Bird_{target}" for target in data(loader).targets] == [
-            Path(path).parent.name for path in data(loader).paths
+        assert {int(Path(path).stem[-4:]) % 2 for path in dataset_of(loader).paths} == {rest}
+        assert [f"{target + 1:03d}.Bird_{target}" for target in dataset_of(loader).targets] == [
+            Path(path).parent.name for path in dataset_of(loader).paths
         ]
-        assert Counter(data(loader).targets) == {0: 4, 1: 4, 2: 4}
+        assert Counter(dataset_of(loader).targets) == {0: 4, 1: 4, 2: 4}
     assert next(iter(train))[0].shape == (12, 3, 224, 224)
-    with Image.open(data(test).paths[0]) as image:
-        assert torch.equal(data(test)[0][0], for_testing()(image))
+    with Image.open(dataset_of(test).paths[0]) as image:
+        assert torch.equal(dataset_of(test)[0][0], for_testing()(image))
 
 
 def test_boxes(tmp_path: Path) -> None:
@@ -42,13 +36,13 @@ def test_boxes(tmp_path: Path) -> None:
     # That of the first image for testing; image 1 is for training.
     path.write_text("\n".join([lines[0], "2 5.0 3.0 20.0 10.0", *lines[2:]]))
     _, test = cub200(tmp_path, boxes=True)
-    with Image.open(data(test).paths[0]) as image:
-        assert torch.equal(data(test)[0][0], for_testing()(image.crop((5, 3, 25, 13))))
-    with Image.open(data(test).paths[1]) as image:
-        assert torch.equal(data(test)[1][0], for_testing()(image.crop((20, 0, 40, 32))))
+    with Image.open(dataset_of(test).paths[0]) as image:
+        assert torch.equal(dataset_of(test)[0][0], for_testing()(image.crop((5, 3, 25, 13))))
+    with Image.open(dataset_of(test).paths[1]) as image:
+        assert torch.equal(dataset_of(test)[1][0], for_testing()(image.crop((20, 0, 40, 32))))
     train, _ = cub200(tmp_path, boxes=True)
     # Birds are of the colour of their class, what lies beside them is brown.
-    colours = torch.stack([image.mean((1, 2)) for image, _ in data(train)])
+    colours = torch.stack([image.mean((1, 2)) for image, _ in dataset_of(train)])
     plain = compose()(Image.new("RGB", (1, 1), (220, 40, 40)))[:, 0, 0]
     assert torch.allclose(colours[:4], plain.expand(4, 3), atol=0.3)
 

@@ -6,23 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from miniature_images import save, write_class_folders, write_imagenet, write_tiny_imagenet
+from miniature_images import dataset_of, save, write_class_folders, write_imagenet, write_tiny_imagenet
 from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from secateur.data.folders import class_folders, imagenet, tiny_imagenet
-from secateur.data.images import Images, compose
-
-
-def data(loader: DataLoader) -> Images:
-    assert isinstance(loader.dataset, Images)
-    return loader.dataset
+from secateur.data.images import compose
 
 
 def labelled(loader: DataLoader) -> dict[str, int]:
     """The number of the class of each file."""
-    images = data(loader)
+    images = dataset_of(loader)
     return {Path(path).name: target for path, target in zip(images.paths, images.targets, strict=True)}
 
 
@@ -40,9 +35,11 @@ def check_colours(loader: DataLoader) -> None:
 def test_own_folders(tmp_path: Path) -> None:
     write_class_folders(tmp_path)
     train, test = class_folders(tmp_path, batch_size=6)
-    assert Counter(data(train).targets) == {0: 8, 1: 8, 2: 8}
-    assert Counter(data(test).targets) == {0: 4, 1: 4, 2: 4}
-    assert [Path(path).parent.name for path in data(test).paths] == [f"class_{label}" for label in data(test).targets]
+    assert Counter(dataset_of(train).targets) == {0: 8, 1: 8, 2: 8}
+    assert Counter(dataset_of(test).targets) == {0: 4, 1: 4, 2: 4}
+    assert [Path(path).parent.name for path in dataset_of(test).paths] == [
+        f"class_{label}" for label in dataset_of(test).targets
+    ]
     assert next(iter(train))[0].shape == (6, 3, 224, 224)
     check_colours(test)
 
@@ -50,10 +47,10 @@ def test_own_folders(tmp_path: Path) -> None:
 def test_own_sizes(tmp_path: Path) -> None:
     write_class_folders(tmp_path, size=(64, 64))
     train, test = class_folders(str(tmp_path), size=56)
-    assert data(train)[0][0].shape == (3, 56, 56)
+    assert dataset_of(train)[0][0].shape == (3, 56, 56)
     # As 224 goes with 256, so does 56 with 64, which these images have.
-    with Image.open(data(test).paths[0]) as image:
-        assert torch.equal(data(test)[0][0], compose()(image.crop((4, 4, 60, 60))))
+    with Image.open(dataset_of(test).paths[0]) as image:
+        assert torch.equal(dataset_of(test)[0][0], compose()(image.crop((4, 4, 60, 60))))
 
 
 def test_test_may_be_the_name_and_may_have_fewer_classes(tmp_path: Path) -> None:
@@ -62,7 +59,7 @@ def test_test_may_be_the_name_and_may_have_fewer_classes(tmp_path: Path) -> None
         path.unlink()
     (tmp_path / "test/class_0").rmdir()
     _, test = class_folders(tmp_path)
-    assert set(data(test).targets) == {1, 2}
+    assert set(dataset_of(test).targets) == {1, 2}
 
 
 def test_what_counts_as_an_image(tmp_path: Path) -> None:
@@ -75,10 +72,10 @@ def test_what_counts_as_an_image(tmp_path: Path) -> None:
     (tmp_path / "train/README.txt").write_text("")
     (tmp_path / "train/class_2").symlink_to(tmp_path / "train/class_1")
     train, _ = class_folders(tmp_path)
-    names = [Path(path).name for path in data(train).paths]
+    names = [Path(path).name for path in dataset_of(train).paths]
     assert names == ["0.jpg", "one.PNG", "three.Tiff", "two.JPEG", "0.jpg", "0.jpg"]
-    assert data(train).targets == [0, 0, 0, 0, 1, 2]
-    assert data(train)[1][0].shape == (3, 224, 224)
+    assert dataset_of(train).targets == [0, 0, 0, 0, 1, 2]
+    assert dataset_of(train)[1][0].shape == (3, 224, 224)
 
 
 # ImageNet
@@ -89,8 +86,8 @@ def test_imagenet(tmp_path: Path, devkit: bool) -> None:
     write_imagenet(tmp_path, devkit=devkit)
     train, test = imagenet(tmp_path)
     assert (train.batch_size, test.batch_size) == (256, 256)
-    assert Counter(data(train).targets) == {0: 8, 1: 8, 2: 8}
-    assert Counter(data(test).targets) == {0: 4, 1: 4, 2: 4}
+    assert Counter(dataset_of(train).targets) == {0: 8, 1: 8, 2: 8}
+    assert Counter(dataset_of(test).targets) == {0: 4, 1: 4, 2: 4}
     assert all(
         name.startswith(("n01440764", "n01440781", "n01440798")[label]) for name, label in labelled(train).items()
     )
@@ -116,8 +113,8 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
     assert train.batch_size == 128
     names = ["n02124075", "n02124106", "n02124137"]  # sorted, other than in wnids.txt
     assert all(name.startswith(names[label]) for name, label in labelled(train).items())
-    assert Counter(data(train).targets) == {0: 8, 1: 8, 2: 8}
-    assert Counter(data(test).targets) == {0: 4, 1: 4, 2: 4}
+    assert Counter(dataset_of(train).targets) == {0: 8, 1: 8, 2: 8}
+    assert Counter(dataset_of(test).targets) == {0: 4, 1: 4, 2: 4}
     check_colours(test)
     assert next(iter(train))[0].shape == (24, 3, 64, 64)
 
@@ -125,13 +122,13 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
 def test_images_of_tiny_imagenet_keep_their_pixels(tmp_path: Path) -> None:
     write_tiny_imagenet(tmp_path, num_classes=1, per_class=1)
     train, test = tiny_imagenet(tmp_path / "tiny-imagenet-200")
-    with Image.open(data(test).paths[0]) as image:
-        assert torch.equal(data(test)[0][0], compose()(image))
+    with Image.open(dataset_of(test).paths[0]) as image:
+        assert torch.equal(dataset_of(test)[0][0], compose()(image))
     # In training they are moved by up to 4 pixels either way, over black.
-    with Image.open(data(train).paths[0]) as image:
+    with Image.open(dataset_of(train).paths[0]) as image:
         padded = compose()(ImageOps.expand(image, 4))
     torch.manual_seed(0)
-    views = [data(train)[0][0] for _ in range(60)]
+    views = [dataset_of(train)[0][0] for _ in range(60)]
     found = [places(view, padded) + places(view.flip(-1), padded) for view in views]
     assert all(len(ways) == 1 for ways in found)
     assert {y for ((y, _),) in found} == {x for ((_, x),) in found} == set(range(9))
@@ -145,5 +142,5 @@ def places(view: Tensor, whole: Tensor) -> list[tuple[int, int]]:
 def test_an_image_of_another_size_is_made_to_fit(tmp_path: Path) -> None:
     write_tiny_imagenet(tmp_path)
     _, test = tiny_imagenet(tmp_path)
-    save(Path(data(test).paths[0]), np.zeros((50, 70, 3), np.uint8))
-    assert data(test)[0][0].shape == (3, 64, 64)
+    save(Path(dataset_of(test).paths[0]), np.zeros((50, 70, 3), np.uint8))
+    assert dataset_of(test)[0][0].shape == (3, 64, 64)

@@ -5,22 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from miniature_images import save, write_pets
+from miniature_images import dataset_of, save, write_pets
 from PIL import Image
-from torch.utils.data import DataLoader
 
-from secateur.data.images import Images, Maps, compose, for_testing
+from secateur.data.images import compose, for_testing
 from secateur.data.pets import pets, pets_segmentation
-
-
-def images_of(loader: DataLoader) -> Images:
-    assert isinstance(loader.dataset, Images)
-    return loader.dataset
-
-
-def maps_of(loader: DataLoader) -> Maps:
-    assert isinstance(loader.dataset, Maps)
-    return loader.dataset
 
 
 def test_breeds(tmp_path: Path) -> None:
@@ -28,13 +17,13 @@ def test_breeds(tmp_path: Path) -> None:
     train, test = pets(tmp_path)
     assert (train.batch_size, test.batch_size) == (64, 64)
     for loader, rest in ((train, 0), (test, 1)):
-        names = [Path(path).stem.split("_") for path in images_of(loader).paths]
-        assert [int(label) for _, label, _ in names] == images_of(loader).targets
+        names = [Path(path).stem.split("_") for path in dataset_of(loader).paths]
+        assert [int(label) for _, label, _ in names] == dataset_of(loader).targets
         assert {int(index) % 2 for _, _, index in names} == {rest}
-        assert Counter(images_of(loader).targets) == {0: 4, 1: 4, 2: 4}
+        assert Counter(dataset_of(loader).targets) == {0: 4, 1: 4, 2: 4}
     assert next(iter(train))[0].shape == (12, 3, 224, 224)
-    with Image.open(images_of(test).paths[0]) as image:
-        assert torch.equal(images_of(test)[0][0], for_testing()(image))
+    with Image.open(dataset_of(test).paths[0]) as image:
+        assert torch.equal(dataset_of(test)[0][0], for_testing()(image))
 
 
 def test_trimaps(tmp_path: Path) -> None:
@@ -67,9 +56,9 @@ def test_trimaps_are_mirrored_with_their_images_in_training_only(tmp_path: Path)
     train, test = pets_segmentation(tmp_path, size=32)
     sides = set()
     for _ in range(20):
-        image, labels = maps_of(train)[0]
+        image, labels = dataset_of(train)[0]
         bright = image[0] > 0
         assert (bright == (labels == 0)).float().mean() > 0.97  # JPEG blurs the edge
         sides.add(int(labels[0, 0]))
-        assert int(maps_of(test)[0][1][0, 0]) == 0
+        assert int(dataset_of(test)[0][1][0, 0]) == 0
     assert sides == {0, 1}

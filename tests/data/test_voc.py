@@ -5,30 +5,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from miniature_images import write_sbd_map, write_voc2011_sbd, write_voc_map
+from miniature_images import dataset_of, write_sbd_map, write_voc2011_sbd, write_voc_map
 from PIL import Image
-from torch.utils.data import DataLoader
 
-from secateur.data.images import Maps, compose
+from secateur.data.images import compose
 from secateur.data.voc import voc2011_sbd
 from secateur.errors import InvalidSetting
 
 SBD = "benchmark_RELEASE/dataset"
 
 
-def data(loader: DataLoader) -> Maps:
-    assert isinstance(loader.dataset, Maps)
-    return loader.dataset
-
-
 def test_images_as_they_are_with_a_class_for_each_pixel(tmp_path: Path) -> None:
     write_voc2011_sbd(tmp_path)
     train, test = voc2011_sbd(tmp_path)
-    assert [Path(path).stem for path in data(train).paths] == [f"2007_{index:06d}" for index in range(8)]
-    assert [Path(path).stem for path in data(test).paths] == [f"2008_{index:06d}" for index in range(8)]
+    assert [Path(path).stem for path in dataset_of(train).paths] == [f"2007_{index:06d}" for index in range(8)]
+    assert [Path(path).stem for path in dataset_of(test).paths] == [f"2008_{index:06d}" for index in range(8)]
     sizes = set()
     for index, (images, maps) in enumerate(test):
-        with Image.open(data(test).paths[index]) as image:
+        with Image.open(dataset_of(test).paths[index]) as image:
             assert torch.equal(images[0], compose()(image))
         assert maps.dtype == torch.long
         assert images.shape[2:] == maps.shape[1:]
@@ -52,14 +46,14 @@ def test_finer_label_maps_are_preferred(tmp_path: Path, place: str | None) -> No
         (tmp_path / "TrainVal").mkdir()
         (tmp_path / "VOCdevkit").rename(tmp_path / place)
     train, _ = voc2011_sbd(str(tmp_path))
-    endings = [Path(path).suffix for path in data(train).maps]
+    endings = [Path(path).suffix for path in dataset_of(train).maps]
     assert endings == ([".mat"] * 8 if place is None else [".mat", ".png"] * 4)
 
 
 def test_both_kinds_of_label_maps_agree_where_both_tell(tmp_path: Path) -> None:
     write_voc2011_sbd(tmp_path / "fine")
     write_voc2011_sbd(tmp_path / "coarse", finer=False)
-    pair = [data(voc2011_sbd(tmp_path / name)[0]) for name in ("fine", "coarse")]
+    pair = [dataset_of(voc2011_sbd(tmp_path / name)[0]) for name in ("fine", "coarse")]
     for index in range(8):
         (_, fine), (_, coarse) = (part[index] for part in pair)
         assert torch.equal(fine[fine != 255], coarse[fine != 255])
@@ -70,12 +64,12 @@ def test_a_label_map_of_sbd_is_not_turned_round(tmp_path: Path) -> None:
     write_voc2011_sbd(tmp_path, num_images=1, finer=False)
     train, _ = voc2011_sbd(tmp_path)
     values = (np.arange(32 * 40) % 21).astype(np.uint8).reshape(32, 40)
-    write_sbd_map(Path(data(train).maps[0]), values)
-    assert torch.equal(data(train)[0][1], torch.from_numpy(values).long())
+    write_sbd_map(Path(dataset_of(train).maps[0]), values)
+    assert torch.equal(dataset_of(train)[0][1], torch.from_numpy(values).long())
     values[3, 5] = 255
     write_voc_map(tmp_path / "VOCdevkit/VOC2011/SegmentationClass/2007_000000.png", values)
     train, _ = voc2011_sbd(tmp_path)
-    assert torch.equal(data(train)[0][1], torch.from_numpy(values).long())
+    assert torch.equal(dataset_of(train)[0][1], torch.from_numpy(values).long())
 
 
 GOOD = np.zeros((32, 40), np.uint8)

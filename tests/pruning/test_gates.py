@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import secateur
-from secateur import Gates, InvalidModel, InvalidPlan, insert_gates_, merge_gates_
+from secateur import Gates, InvalidModel, InvalidSetting, insert_gates_, merge_gates_
 from secateur.pruning.gates import FilterScale, Gated
 
 TYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -298,7 +298,7 @@ def test_gates_twice() -> None:
 
 def test_a_graph_of_another_network() -> None:
     model = network()
-    with pytest.raises(InvalidPlan, match=r"the graph is of another network: it has '0\.weight'"):
+    with pytest.raises(InvalidSetting, match=r"the graph is of another network: it has '0\.weight'"):
         insert_gates_(nn.Sequential(nn.Conv2d(3, 5, 1)), secateur.analyze(model, IMAGE))
     with pytest.raises(InvalidModel, match=r"'1' has no gate: insert_gates_\(model, graph\) first"):
         Gates(model, secateur.analyze(model, IMAGE))

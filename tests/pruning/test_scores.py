@@ -312,7 +312,7 @@ def test_nothing_is_observed_or_pruned_after_the_end() -> None:
 
 def test_an_unknown_score_suggests_the_nearest_and_names_are_taken_once() -> None:
     model = make(Chain)
-    with pytest.raises(secateur.UnknownName, match="there is no score 'tailor'; did you mean 'taylor'"):
+    with pytest.raises(secateur.InvalidSetting, match="there is no score 'tailor'; did you mean 'taylor'"):
         Pruner(model, batches()[0][0], score="tailor")
     with pytest.raises(secateur.InvalidSetting, match=r"got the class LastFirst: pass LastFirst\(\)"):
         Pruner(model, batches()[0][0], score=LastFirst)  # pyright: ignore

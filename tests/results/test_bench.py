@@ -74,7 +74,7 @@ def test_runs_names_and_files_side_by_side(tmp_path: Path) -> None:
     model = find_model("resnet20")
     graph = secateur.analyze(model, torch.randn(1, 3, 32, 32))
     plan = secateur.Plan.random(graph, 0.5)
-    settings = secateur.TickTock(keep_macs=0.5)
+    settings = secateur.TickTock.of(keep_macs=0.5)
     result = secateur.Result(model=secateur.shrink(model, plan), plan=plan, settings=settings, history=())
     secateur.save(result, tmp_path / "run", network={"name": "resnet20", "options": {}}, input=[1, 3, 32, 32])
     torch.save(model.state_dict(), tmp_path / "weights.pth")

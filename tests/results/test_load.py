@@ -39,15 +39,15 @@ class Odd(nn.Module):
         return self.last(x.reshape(x.shape[0], self.width, -1).mean(2))
 
 
-def saved(model: nn.Module, folder: Path, example: Tensor, **about: Any) -> secateur.Result:
+def saved(model: nn.Module, folder: Path, example: Tensor, probe: bool = True, **about: Any) -> secateur.Result:
     """The result of a run that removes some of everything."""
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor.is_floating_point():
             tensor.data += 0.01 * torch.rand_like(tensor)
-    graph = secateur.analyze(model, example, probe=False)
+    graph = secateur.analyze(model, example, probe=probe)
     plan = secateur.Plan.random(graph, 0.4, seed=1)
     result = secateur.Result(
-        model=secateur.shrink(model, plan).eval(), plan=plan, settings=secateur.TickTock(keep_macs=0.5), history=()
+        model=secateur.shrink(model, plan).eval(), plan=plan, settings=secateur.TickTock.of(keep_macs=0.5), history=()
     )
     secateur.save(result, folder, **about)
     return result
@@ -76,7 +76,8 @@ LARGE = [
 def test_known_networks_load_by_themselves(name: str, tmp_path: Path) -> None:
     options = {"width": 0.25} if ":" not in name else {"num_classes": 7}
     example = torch.randn(2, 3, 32, 32) if ":" not in name else torch.randn(2, 3, 64, 64)
-    result = saved(find_model(name, **options), tmp_path, example, network={"name": name, "options": options})
+    network = {"name": name, "options": options}
+    result = saved(find_model(name, **options), tmp_path, example, probe=False, network=network)
     same(result, secateur.load(tmp_path), example)
 
 

@@ -51,7 +51,7 @@ def saved(tmp_path: Path) -> str:
     graph = secateur.analyze(made.model, made.example)
     plan = secateur.Plan.random(graph, 0.4)
     result = secateur.Result(
-        model=secateur.shrink(made.model, plan), plan=plan, settings=secateur.TickTock(keep_macs=0.5), history=()
+        model=secateur.shrink(made.model, plan), plan=plan, settings=secateur.TickTock.of(keep_macs=0.5), history=()
     )
     return str(secateur.save(result, tmp_path / "result"))
 

@@ -33,7 +33,8 @@ def test_numbers_are_those_of_the_networks(result: secateur.Result) -> None:
 def test_what_was_asked_for_and_on_what_hardware(result: secateur.Result) -> None:
     told = summarize(result, {"order": {"recipe": "own"}, "input": [1, 1, 8, 8]})
     assert (told["format"], told["version"]) == ("secateur-summary", 1)
-    assert secateur.TickTock.from_dict(told["settings"]) == result.settings
+    assert secateur.TickTock.of(**told["settings"]) == result.settings
+    assert told["kind"] == "prune"
     assert told["order"] == {"recipe": "own"}
     assert told["hardware"] == f"{os.cpu_count()}-core {platform.machine()}"
     assert told["versions"] == {"python": platform.python_version(), "torch": torch.__version__}

@@ -1,58 +1,75 @@
-"""Two processes take the decisions that one would, end with its weights, and end together when one is in trouble."""
+"""Runs in several processes, and in processes that are killed."""
 
 import json
+import multiprocessing
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import many
 import pytest
 import torch
 from filelock import FileLock
-from many import CASES, EVEN, NAN_AT, at_call, by_parts, make_run, outcome
-from small import Net, batches, prepared, quick
+from many import CASES, EVEN, NAN_AT, at_call, by_parts, outcome, run_of
+from small import Net, batches, finished, make_run, prepared, quick, same
 from torch import Tensor, nn
 
-import secateur
-from secateur import Diverged, Engine, Finished, Pruner, analyze
-from secateur.runs.run import Run
+from secateur import Diverged, Engine, Pruner, analyze
+from secateur.runs import record
+from secateur.runs.prune import finish
 from secateur.training.checkpoint import RunFolder
 from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_
 from secateur.training.loop import Trainer, Work
 
 LIMIT = 120
-"""Seconds after which two processes are held to hang; they need about 20."""
+"""Seconds after which processes are held to hang; they need about 20."""
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 """In double precision two processes differ from one in the order of their sums only; found: 2e-16 at most."""
 
-
-def start(folder: Path, *cases: str, **environment: str) -> subprocess.Popen:
-    script = str(Path(__file__).with_name("many.py"))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    return subprocess.Popen(
-        [*launch, script, str(folder), *cases],
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **environment},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(["many", "torch._dynamo"])
 
 
-def finish(job: subprocess.Popen) -> tuple[int, str]:
-    """The exit status and what was said; two processes that wait for each other fail the test."""
-    try:
-        said = job.communicate(timeout=LIMIT)[1]
-    except subprocess.TimeoutExpired:
-        job.terminate()  # torchrun ends its processes too
-        raise AssertionError(f"two processes hang:\n{job.communicate()[1]}") from None
-    return job.returncode, said
+class Fork(forks.Process):
+    """A function in a process that has torch loaded already."""
+
+    def __init__(self, do: Callable[..., object], *given: Any, **environment: str) -> None:
+        super().__init__()
+        self.do, self.given, self.environment = do, given, environment
+        self.start()
+
+    def run(self) -> None:
+        os.environ.update(self.environment)
+        torch.set_num_threads(1)
+        self.do(*self.given)
 
 
 def results(folder: Path, case: str) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{case}-{rank}.pt") for rank in range(2)]
+
+
+def free_port() -> str:
+    with socket.socket() as made:
+        made.bind(("localhost", 0))
+        return str(made.getsockname()[1])
+
+
+def lose_one(folder: Path) -> None:
+    """Two processes do a part of a run, until one of them dies: the other ends too."""
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo"}
+    pair = [Fork(many.main, folder, ["written"], DIE_AT="18", RANK=str(rank), **world) for rank in range(2)]
+    for process in pair:
+        process.join(LIMIT)
+    assert [process.exitcode for process in pair] == [1, 1]
+    assert not list(folder.glob("*.pt"))
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +80,12 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             folder.mkdir()
-            status, said = finish(start(folder, *CASES))
-            (folder / "said").write_text("" if status == 0 else said)
-    assert not (folder / "said").read_text()
+            lose_one(folder)
+            launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+            command = [*launch, many.__file__, str(folder), *CASES]
+            environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+            subprocess.run(command, env=environment, check=True, timeout=LIMIT)
     return folder
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def check_same_decisions(found: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -79,10 +94,10 @@ def check_same_decisions(found: dict[str, Any], wanted: dict[str, Any]) -> None:
         assert found[key] == wanted[key]
 
 
-@pytest.mark.parametrize("case", ["even", "uneven", "part", "masked", "loader", "list", "apoz", "norms", "averaged"])
+@pytest.mark.parametrize("case", ["part", "masked", "apoz", "averaged"])
 def test_two_processes_do_what_one_does(done: Path, case: str) -> None:
     normed = CASES[case][0] is Net
-    alone = outcome(make_run(case, change=by_parts if normed else lambda task: task))
+    alone = outcome(run_of(case, change=by_parts if normed else lambda task: task))
     both = results(done, case)
     assert len(alone["removed"]) >= 3
     assert {"Tock 1, epoch 2", "FineTune epoch 2"} <= set(alone["names"])
@@ -108,50 +123,27 @@ def test_both_end_with_the_same_to_the_last_bit(done: Path, case: str) -> None:
     assert same(one["state"], other["state"])
 
 
-def test_only_the_first_process_writes(done: Path) -> None:
-    one, other = results(done, "written")
-    assert any(write.startswith("os.mkdir") and "checkpoints" in write for write in one["writes"])
-    assert other["writes"] == []
-    events = (done / "written" / "events.jsonl").read_text().splitlines()
-    assert [json.loads(event)["event"] for event in events] == [name.split()[0] for name in one["names"][:-1]]
-
-
-def test_a_run_that_was_killed_goes_on_to_the_last_bit_and_so_it_does_when_one_process_dies(
-    done: Path, tmp_path: Path
-) -> None:
-    job = start(tmp_path, "written", SLEEP_AT="11")  # in the first epoch of the first Tock
-    asleep = [tmp_path / f"asleep-{rank}" for rank in range(2)]
-    until = time.monotonic() + LIMIT
-    while not all(path.exists() and path.read_text() for path in asleep) and time.monotonic() < until:
-        time.sleep(0.05)
-    for path in asleep:
-        os.kill(int(path.read_text()), signal.SIGKILL)
-    status, _ = finish(job)
-    assert status != 0
-    status, said = finish(start(tmp_path, "written", DIE_AT="8"))  # in the third Tick
-    assert status != 0
-    assert "exitcode  : 1" in said
-    assert not list(tmp_path.glob("*.pt"))
-    status, said = finish(start(tmp_path, "written"))
-    assert status == 0, said
-    for own, wanted in zip(results(tmp_path, "written"), results(done, "written"), strict=True):
+def test_a_run_that_lost_a_process_is_resumed_to_the_last_bit_and_only_the_first_writes(done: Path) -> None:
+    resumed, whole = results(done, "written"), results(done, "whole")
+    for own, wanted in zip(resumed, whole, strict=True):
         assert 0 < own["seen"] < wanted["seen"]
         check_same_decisions(own, wanted)
         assert own["losses"] == pytest.approx(wanted["losses"], rel=1e-12)
         assert same(own["state"], wanted["state"])
+    assert any(write.startswith("os.mkdir") and "checkpoints" in write for write in resumed[0]["writes"])
+    assert resumed[1]["writes"] == []
+    events = (done / "written" / "events.jsonl").read_text().splitlines()
+    assert len(events) == len(whole[0]["names"]) - 1
 
 
-def test_a_loss_that_is_not_finite_in_one_process_ends_both(done: Path) -> None:
-    alone = outcome(make_run("nan", change=at_call(NAN_AT, lambda value: value * float("nan"))))
-    assert f"not finite in Tick 1, step {NAN_AT}" in alone["error"]
-    for case in ("nan", "written_nan"):
-        for own in results(done, case):
-            assert own["error"] == alone["error"]
-            assert same(own["state"], alone["state"])
-
-
-def test_no_checkpoint_is_made_of_a_network_that_is_broken(done: Path, tmp_path: Path) -> None:
-    shutil.copytree(done / "written_nan", tmp_path / "copy")
+def test_a_loss_that_is_not_finite_in_one_process_ends_both(done: Path, tmp_path: Path) -> None:
+    alone = outcome(run_of("nan", change=at_call(NAN_AT, lambda value: value * float("nan"))))
+    assert alone["error"] == "Diverged"
+    for own in results(done, "nan"):
+        assert own["error"] == "Diverged"
+        assert same(own["state"], alone["state"])
+    # There is no checkpoint of the broken network.
+    shutil.copytree(done / "nan", tmp_path / "copy")
     with RunFolder(tmp_path / "copy") as folder:
         state = folder.load()
     assert state is not None
@@ -161,12 +153,59 @@ def test_no_checkpoint_is_made_of_a_network_that_is_broken(done: Path, tmp_path:
 
 def test_a_signal_to_one_process_stops_both_at_the_same_step(done: Path, tmp_path: Path) -> None:
     for own in results(done, "stopped"):
-        assert "stopped and saved" in own["error"]
+        assert own["error"] == "Interrupted"
         assert own["names"] == ["Start", "Tick 1", "Tick 2"]
     shutil.copytree(done / "stopped", tmp_path / "copy")
-    resumed = outcome(make_run("stopped", tmp_path / "copy"))
+    resumed = outcome(run_of("stopped", tmp_path / "copy"))
     assert 0 < resumed["seen"] < EVEN * len(resumed["losses"])
     assert "FineTune epoch 2" in resumed["names"]
+
+
+# A single process that is killed.
+
+
+def do(folder: Path) -> None:
+    """A run that saves whenever it can; the result is in the folder."""
+    record.PATIENCE = 0
+    result = finish(run_of("written", folder))
+    torch.save(result.model.state_dict(), folder / "result.pt")
+
+
+def killed(folder: Path, most: int, seed: int) -> int:
+    """Start a run again and again and kill it, at most so often, until it ends; how often."""
+    dice, kills = random.Random(seed), 0
+    while not (folder / "result.pt").exists():
+        process = Fork(do, folder)
+        newest = newest_checkpoint(folder) + dice.randrange(1, 8)
+        limit = time.monotonic() + LIMIT
+        while process.is_alive() and (kills == most or newest_checkpoint(folder) < newest):
+            assert time.monotonic() < limit
+            time.sleep(0.002)
+        time.sleep(dice.uniform(0, 0.02))
+        if process.is_alive():
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.join(LIMIT)
+        assert process.exitcode in (0, -signal.SIGKILL)
+    return kills
+
+
+def newest_checkpoint(folder: Path) -> int:
+    numbers = [int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdecimal()]
+    return max(numbers, default=0)
+
+
+@pytest.mark.parametrize("most", [5, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(most: int, tmp_path: Path) -> None:
+    whole = finish(run_of("written"))
+    assert killed(tmp_path, most, seed=0) == most or most > 5
+    assert same(torch.load(tmp_path / "result.pt"), whole.model.state_dict())
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [{**event, "seconds": 0} for event in events] == [{**e.to_dict(), "seconds": 0} for e in whole.history]
+
+
+# Parts that many processes need, in one.
 
 
 def test_what_is_compiled_is_the_present_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,42 +221,33 @@ def test_what_is_compiled_is_the_present_wrapper(monkeypatch: pytest.MonkeyPatch
     assert [id(model) for model in compiled] == [id(wrapper) for wrapper in wrappers]
 
 
-@pytest.fixture
-def syncing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if there were GPUs; a SyncBatchNorm without other processes computes as any batch norm."""
+@pytest.mark.parametrize("diverges", [False, True])
+def test_synced_batch_norms_come_back_as_what_they_were(diverges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if there were GPUs; a SyncBatchNorm without other processes computes as any batch norm.
     monkeypatch.setattr(World, "can_sync", lambda world, model: True)
-
-
-@pytest.mark.usefixtures("syncing")
-def test_synced_batch_norms_come_back_as_what_they_were() -> None:
     net, graph, task = prepared()
-    plain = quick()(net, graph, task)
-    run = Run(quick(), net, graph, task, engine=Engine(sync_batchnorm=True))
+    plain = finished(quick(), net, graph, task)
+    given = at_call(3, lambda value: value * float("nan"))(task) if diverges else task
+    run = make_run(quick(), net, graph, given, engine=Engine(sync_batchnorm=True))
     norms = [module for module in run.model.modules() if isinstance(module, nn.SyncBatchNorm)]
     assert [type(norm).__name__ for norm in norms] == ["GatedSyncBatchNorm"] * 3
-    *_, last = run.events()
-    assert isinstance(last, Finished)
-    model = last.result.model
+    if diverges:
+        with pytest.raises(Diverged) as caught:
+            finish(run)
+        model: Any = caught.value.result.model
+    else:
+        model = finish(run).model
+        assert same(model.state_dict(), plain.model.state_dict())
     assert [type(module) for module in model.modules()] == [type(module) for module in net.modules()]
     assert [set(vars(module)) for module in model.modules()] == [set(vars(module)) for module in net.modules()]
-    assert same(model.state_dict(), plain.model.state_dict())
     assert type(net.norm) is nn.BatchNorm2d
-
-
-@pytest.mark.usefixtures("syncing")
-def test_so_they_do_when_training_diverges() -> None:
-    net, graph, task = prepared()
-    broken = at_call(3, lambda value: value * float("nan"))(task)
-    with pytest.raises(Diverged) as caught:
-        quick()(net, graph, broken, engine=Engine(sync_batchnorm=True))
-    assert isinstance(caught.value.result, secateur.Result)
-    assert type(caught.value.result.model.norm) is nn.BatchNorm2d
 
 
 def test_where_norms_cannot_be_synced_it_is_said() -> None:
     said: list[str] = []
-    run = Run(quick(), *prepared(), engine=Engine(sync_batchnorm=True), say=said.append)
-    assert said == ["sync_batchnorm has no effect: it is for several processes with a GPU each"]
+    run = make_run(quick(), *prepared(), engine=Engine(sync_batchnorm=True), progress=said.append)
+    assert len(said) == 1
+    assert "sync_batchnorm" in said[0]
     assert not any(isinstance(module, nn.SyncBatchNorm) for module in run.model.modules())
 
 

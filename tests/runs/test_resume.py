@@ -5,6 +5,7 @@ import gc
 import os
 import random
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 import secateur
 from secateur import Engine, Event, InvalidData, InvalidSetting, Result, Task, analyze
+from secateur.errors import Interrupted
 from secateur.runs import record
 from secateur.runs.events import FineTune, Tick, Train
 from secateur.training.checkpoint import RunFolder
@@ -342,6 +344,34 @@ def test_a_call_that_is_interrupted_is_resumed_by_the_same_call(tmp_path: Path) 
     assert again.history == result.history
     assert_same_result(again, result)
     assert (tmp_path / "events.jsonl").read_bytes() == lines
+
+
+def test_a_signal_stops_at_the_next_step_and_saves(tmp_path: Path) -> None:
+    given, folder = prepared(), tmp_path / "run"
+    run = make_run(quick(**RICH), *given, folder=folder)  # an engine that saves every 500 steps
+
+    def stop(number: int, frame: Any) -> None:
+        run.stopping = number
+
+    before = signal.signal(signal.SIGTERM, stop)
+    run.on_step = lambda phase, step, of: signal.raise_signal(signal.SIGTERM) if run.num_steps == 13 else None
+    try:
+        with pytest.raises(Interrupted) as caught:
+            list(run.events())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (caught.value.signal, caught.value.folder) == (signal.SIGTERM, str(folder))
+    resumed = make_run(quick(**RICH), *given, folder=folder)
+    assert resumed.position.step > 0
+    *_, last = resumed.events()
+    assert run.num_steps + resumed.num_steps == total_steps(given)
+    assert_same_result(last.result, finished(quick(**RICH), *given))  # pyright: ignore
+
+
+def total_steps(given: tuple[Any, ...]) -> int:
+    whole = make_run(quick(**RICH), *given)
+    list(whole.events())
+    return whole.num_steps
 
 
 def test_a_run_that_never_starts_releases_its_folder(tmp_path: Path) -> None:

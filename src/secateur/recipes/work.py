@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,10 +66,12 @@ def perform(
     say, world = observer.progress, World.current()
     if (out / "result" / "summary.json").is_file() and not any((out / "checkpoints").glob("[0-9]*")):
         raise InvalidSetting(f"{out} is finished, and its checkpoints are gone; its result is in {out / 'result'}")
-    with as_it_was(out, TABLE) if world.leads else nullcontext():
-        if continue_from is not None and world.leads and not (out / "config.json").is_file():
-            assert isinstance(settings, TickTock)
-            continue_run(continue_from, out, settings)
+    if (out / "config.json").is_file() or not world.leads:
+        continue_from = None
+    with (
+        as_it_was(out, TABLE) if world.leads else nullcontext(),
+        _continued(continue_from, out, settings) if continue_from is not None else nullcontext(),
+    ):
         world.wait()
         resumes = (out / "config.json").is_file()
         say(f"building {order.recipe}")
@@ -118,6 +121,21 @@ def perform(
     if (stopping := world.any(run.stopping)) is not None:
         raise Interrupted(stopping, str(out))  # during the last evaluation: what would follow must not begin
     return result
+
+
+@contextmanager
+def _continued(source: Path, out: Path, settings: TickTock | Training) -> Iterator[None]:
+    """Make a folder that continues from another run; if the run cannot start, remove what was put there."""
+    assert isinstance(settings, TickTock)
+    continue_run(source, out, settings)
+    try:
+        yield
+    except BaseException:
+        (out / "config.json").unlink(missing_ok=True)
+        shutil.rmtree(out / "checkpoints", ignore_errors=True)
+        for file in source.glob("*.safetensors"):
+            (out / file.name).unlink(missing_ok=True)
+        raise
 
 
 def _check_start(start: starts.Start, config: RunConfig) -> None:

@@ -83,5 +83,7 @@ def _checked(path: Path, read: Callable[[], Some]) -> Some:
     """What is read; raises an error with the path if the file does not have our form."""
     try:
         return read()
+    except InvalidData:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidData(f"{path} is damaged, or of another version", got=repr(error)) from error

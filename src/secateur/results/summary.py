@@ -11,6 +11,7 @@ import torch
 
 from secateur.results.structure import Layer, layers_after
 from secateur.runs.events import Result
+from secateur.runs.record import kind_of
 
 FORMAT = {"format": "secateur-summary", "version": 1}
 
@@ -23,6 +24,7 @@ def summarize(result: Result, about: dict[str, Any]) -> dict[str, Any]:
         **FORMAT,
         "input": shape_of(result.plan.graph.input),
         **about,
+        "kind": kind_of(result.settings),
         "settings": result.settings.to_dict(),
         "before": {"macs": before.macs, "params": before.params, "metrics": result.metrics_before},
         "after": {"macs": after.macs, "params": after.params, "metrics": result.metrics},

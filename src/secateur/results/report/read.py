@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from secateur.errors import InvalidData, InvalidSetting
-from secateur.files import read_json, read_json_lines
+from secateur.files import read_bytes, read_json, read_json_lines
 from secateur.results.report.words import number, sentence, share, text
 from secateur.results.structure import Layer, read_structure
 
-LARGEST = 2**25
-"""Bytes that a file of a run may have."""
 PHASES = {"Start": "Start", "Train": "training", "Tick": "Tick", "Tock": "Tock", "FineTune": "fine-tuning"}
 TRAINING = {"baseline": "baseline", "retrain": "retraining"}
 """What an epoch of training is part of, where it is not all that the run does."""
@@ -130,8 +128,6 @@ def read_run(folder: str | Path, name: str) -> Run:
     config, summary, history = path / "config.json", result / "summary.json", path / "events.jsonl"
     if alone:
         history = path / "history.jsonl"
-    for file in (config, summary, history, result / "pictures.png"):
-        _check(file)
     asked = read_json(config) if config.is_file() and not alone else {}
     found = read_json(summary) if summary.is_file() else {}
     about = {**asked, **found}
@@ -152,14 +148,6 @@ def read_run(folder: str | Path, name: str) -> Run:
         pictures=_pictures(result / "pictures.png"),
         finished=bool(found),
     )
-
-
-def _check(file: Path) -> None:
-    """Raise before a pipe, which would never end, or a huge file is read."""
-    if file.exists() and not file.is_file():
-        raise InvalidData(f"{file} is not a plain file")
-    if file.is_file() and (size := file.stat().st_size) > LARGEST:
-        raise InvalidData(f"{file} is too large for a page", got=f"{size:,} bytes", wanted=f"{LARGEST:,} at most")
 
 
 def _moment(event: dict[str, Any], path: Path) -> Moment:
@@ -231,9 +219,9 @@ def _facts(about: dict[str, Any], path: Path) -> dict[str, str]:
 
 
 def _pictures(path: Path) -> str:
-    if not path.is_file():
+    if not path.exists():
         return ""
-    data = path.read_bytes()
+    data = read_bytes(path)
     if not data.startswith(b"\x89PNG\r\n\x1a\n"):
         raise InvalidData(f"{path} is not a PNG image")
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from secateur.results.report.read import COSTS, PHASES, Run
 from secateur.results.report.words import brief, duration, number, percent, precise, sentence, share, text
 from secateur.runs.settings import TickTock
+from secateur.settings import defaults_of
 from secateur.training.engine import Engine
+from secateur.training.settings import Training
 from secateur.words import counted
+
+KINDS = {"prune": TickTock, "train": Training}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +109,9 @@ def _time(run: Run) -> Line | None:
 
 def make_settings(runs: Sequence[Run]) -> list[Row]:
     """All settings; first those in which the runs differ, then those that are not the default."""
-    rows = _rows([run.settings for run in runs], _defaults(TickTock))
-    rows += _rows([run.engine for run in runs], _defaults(Engine))
+    defaults = {kind: defaults_of(KINDS[kind]) for kind in {run.kind for run in runs} if kind in KINDS}
+    rows = _rows([run.settings for run in runs], {k: v for each in defaults.values() for k, v in each.items()})
+    rows += _rows([run.engine for run in runs], defaults_of(Engine))
     return sorted(rows, key=lambda row: (not row.differs, not row.changed))
 
 
@@ -124,12 +129,6 @@ def _rows(found: Sequence[dict[str, Any]], defaults: dict[str, Any]) -> list[Row
             )
         )
     return rows
-
-
-def _defaults(kind: type) -> dict[str, Any]:
-    """The defaults as in JSON: lists for tuples."""
-    values = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(kind)}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def make_facts(runs: Sequence[Run]) -> list[list[str]]:
