@@ -73,7 +73,7 @@ def build_graph(
     reasons.append(Reason(Kind.WHOLE_LAYER))
     why[whole] = len(reasons) - 1
     chosen = active & (why < 0)
-    group_of = _group(pair_component, pair_axis, counts, chosen)
+    group_of = number_groups(pair_component, pair_axis, counts, chosen)
     squeezed = {c for codes in watch.squeezed for c in component[labels_of(codes)].unique().tolist()}
     groups, channel_of = _gather(group_of, chosen, slices, by_component, _inexact(watch, component), squeezed)
 
@@ -190,7 +190,7 @@ def _ties_of(counted: list[tuple[Name, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     return [(known, codes) for known, codes in pairs if known is not codes]
 
 
-def _group(component: Tensor, axis: Tensor, counts: Tensor, chosen: Tensor) -> Tensor:
+def number_groups(component: Tensor, axis: Tensor, counts: Tensor, chosen: Tensor) -> Tensor:
     """Number the sets of components that have equally many slices on the same axes; -1 for those not chosen.
 
     component, axis, counts: for every component and axis that it lies on the number of its slices there, sorted.

@@ -69,14 +69,13 @@ class Search:
     def build(self, more: Iterable[Attribute] = ()) -> ChannelGraph:
         """The graph with what has been accepted, and these."""
         assumed = self.accepted.union(more)
-        return self._build(
-            assumed=[
-                (name, place)
-                for kind, candidates in self.candidates.items()
-                for name, place in candidates
-                if (kind, name.attribute) in assumed
-            ]
-        )
+        listed = [
+            (name, place)
+            for kind, candidates in (self.candidates.items() if assumed else ())
+            for name, place in candidates
+            if (kind, name.attribute) in assumed
+        ]
+        return self._build(assumed=listed)
 
     def _probe(self, graph: ChannelGraph) -> Probe:
         return Probe(self.model, graph, self.say)
@@ -86,16 +85,16 @@ class Search:
 
     def fix_failures(self) -> tuple[ChannelGraph, Failure | None]:
         """Accept attributes for the classes at which the probe fails; the graph, and what still goes wrong."""
-        untried = list(self.candidates)
+        tried: list[type] = []
         while True:
             graph = self.build()
             failure = self._probe(graph).first_failure()
+            untried = [kind for kind in self.candidates if kind not in tried] if failure is not None else []
             if failure is None or not untried:
                 return graph, failure
             # What differs names no class.
-            kind = next((kind for kind in self._classes(failure) if kind in untried), untried[0])
-            untried.remove(kind)
-            self.accepted |= self._follow(kind, untried)
+            tried.append(next((kind for kind in self._classes(failure) if kind in untried), untried[0]))
+            self.accepted |= self._follow(tried[-1], [kind for kind in untried if kind is not tried[-1]])
 
     def _classes(self, failure: Failure) -> list[type]:
         """The class of the module at which the probe failed, then of those around it."""
@@ -128,7 +127,7 @@ class Search:
 
     def find_borders(self, graph: ChannelGraph) -> ChannelGraph:
         """Accept attributes that say where an axis is parted; the graph, which then has more channels."""
-        for kind, candidates in self.candidates.items():
+        for kind, candidates in self.candidates.items() if self.watch.borders else ():
             places = {place for _, place in candidates}
             borders = [border for border in self.watch.borders if border.is_known(places)]
             if borders and (found := self._open(kind, borders, graph)):
