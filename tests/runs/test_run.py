@@ -193,6 +193,18 @@ def test_the_seed_decides_and_the_callers_random_numbers_stay() -> None:
     assert not torch.equal(one.plan.kept, other.plan.kept)
 
 
+def test_every_epoch_has_random_numbers_of_its_own() -> None:
+    net, graph, task = prepared()
+    drawn: list[float] = []
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        drawn.append(float(torch.rand(())))
+        return task.loss(model, batch)
+
+    finished(quick(retrain_epochs=2), net, graph, replace(task, loss=loss))
+    assert len(set(drawn)) == len(drawn) > 4 * STEPS
+
+
 # Masks, cuts and widths filled up with zeros.
 
 
