@@ -327,7 +327,7 @@ def test_what_the_example_does_not_run_is_named() -> None:
             return self.last(self.norms[domain](self.first(x)))
 
     (note,) = secateur.analyze(Domains(), PICTURE).notes
-    assert note.startswith("never run on this example, so that what they read may be cut: norms.b; ")
+    assert note.startswith("modules that do not run on this example, so that their inputs may be cut: norms.b; ")
 
 
 class Quantisable(nn.Module):
@@ -476,8 +476,9 @@ def test_a_branch_taken_by_value_is_the_one_that_is_analysed() -> None:
     assert "bright" in frozen
     assert {row.name for row in graph.layers} == {"first", "bright"}
     assert frozen["dark"].kind is Kind.UNUSED
-    assert any("the code looks at values" in note for note in graph.notes)
-    assert any("never run on this example" in note and ": dark;" in note for note in graph.notes)
+    assert any("the code depends on values" in note for note in graph.notes)
+    assert any("do not run on this example" in note and ": dark;" in note for note in graph.notes)
+    assert graph.partial
 
 
 def test_training_that_cannot_run() -> None:

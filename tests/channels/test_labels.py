@@ -1,9 +1,10 @@
-"""Connected components, against the plain way of finding them."""
+"""Connected components and groups, against the plain way of finding them."""
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secateur.channels.build import number_groups
 from secateur.channels.labels import connect
 
 
@@ -28,3 +29,22 @@ def test_a_long_chain_is_one_component() -> None:
     count = 20_000
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     assert int(connect(count, [(2 * order[:-1], 2 * order[1:])]).max()) == 0
+
+
+SLICES = st.dictionaries(st.integers(0, 3), st.integers(1, 3), min_size=1)
+"""How many slices a component has on each axis."""
+
+
+@given(st.lists(st.tuples(SLICES, st.booleans()), min_size=1, max_size=12))
+def test_groups_are_components_with_the_same_slices(components: list[tuple[dict[int, int], bool]]) -> None:
+    """Numbered in the order of their first component."""
+    listed = [(number, *pair) for number, (slices, _) in enumerate(components) for pair in sorted(slices.items())]
+    component, axis, counts = torch.tensor(listed).T
+    numbers: dict[tuple[tuple[int, int], ...], int] = {}
+    keys = [tuple(sorted(slices.items())) for slices, _ in components]
+    expected = [
+        numbers.setdefault(key, len(numbers)) if chosen else -1
+        for key, (_, chosen) in zip(keys, components, strict=True)
+    ]
+    chosen = torch.tensor([chosen for _, chosen in components])
+    assert number_groups(component, axis, counts, chosen).tolist() == expected

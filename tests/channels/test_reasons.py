@@ -17,16 +17,11 @@ Body = Callable[..., Any]
 
 WOKEN: dict[str, Body] = {
     "sigmoid": lambda m, x: x.sigmoid(),
-    "softplus": lambda m, x: F.softplus(x),
-    "hardsigmoid": lambda m, x: F.hardsigmoid(x),
     "exp": lambda m, x: x.exp(),
-    "cos": lambda m, x: x.cos(),
-    "add": lambda m, x: x + 1,
-    "add_": lambda m, x: x.clone().add_(1),
     "clamp": lambda m, x: x.clamp(min=0.1),
     "pow": lambda m, x: x**0,
-    "threshold": lambda m, x: F.threshold(x, 0.1, 20.0),
     "eq": lambda m, x: (x == 0).to(x.dtype),
+    "add_": lambda m, x: x.clone().add_(1),
     "where": lambda m, x: torch.where(x > 0.3, x, m.buffers_of.one),
     "rsub": lambda m, x: 1 - x,
 }
@@ -66,7 +61,7 @@ def test_zero_that_wakes_up_otherwise(name: str) -> None:
     assert kinds(graph)["first"] is Kind.NOT_ZERO
 
 
-SEEING_ALL: dict[str, tuple[Body, Reason]] = {
+STAYS: dict[str, tuple[Body, Reason]] = {
     "layer norm": (
         lambda m, x: m.layer(x.movedim(1, -1)).movedim(-1, 1),
         Reason(Kind.MIXES, "layer_norm", "layer"),
@@ -74,15 +69,6 @@ SEEING_ALL: dict[str, tuple[Body, Reason]] = {
     "group norm": (lambda m, x: m.group(x), Reason(Kind.MIXES, "group_norm", "group")),
     "written groups": (lambda m, x: F.group_norm(x, 2), Reason(Kind.MIXES, "group_norm")),
     "softmax": (lambda m, x: x.softmax(1), Reason(Kind.MIXES, "softmax")),
-    "log softmax": (lambda m, x: x.log_softmax(1), Reason(Kind.MIXES, "log_softmax")),
-    "mean": (lambda m, x: x - x.mean(1, keepdim=True), Reason(Kind.MIXES, "mean")),
-    "amax": (lambda m, x: x * x.amax(1, keepdim=True), Reason(Kind.MIXES, "amax")),
-    "prod": (lambda m, x: x * x.prod(1, keepdim=True), Reason(Kind.MIXES, "prod")),
-    "argmax": (lambda m, x: x * x.argmax(1, keepdim=True), Reason(Kind.MIXES, "argmax")),
-    "var": (lambda m, x: x * x.var(1, keepdim=True), Reason(Kind.MIXES, "var")),
-    "cumsum": (lambda m, x: x.cumsum(1), Reason(Kind.MIXES, "cumsum")),
-    "sort": (lambda m, x: x.sort(1).values, Reason(Kind.MIXES, "sort")),
-    "topk": (lambda m, x: x.topk(8, 1).values, Reason(Kind.MIXES, "topk")),
     "smallest": (
         lambda m, x: x * torch.linalg.vector_norm(x, -1, 1, keepdim=True),
         Reason(Kind.MIXES, "linalg_vector_norm"),
@@ -92,24 +78,12 @@ SEEING_ALL: dict[str, tuple[Body, Reason]] = {
         lambda m, x: x * m.along(x.mean((2, 3))[:, None])[:, 0, :, None, None],
         Reason(Kind.MIXES, "convolution", "along"),
     ),
-    "every channel picked": (lambda m, x: x[:, torch.arange(8)], Reason(Kind.INDEXED, "index")),
     "one channel picked": (lambda m, x: x * x[:, 2].unsqueeze(1), Reason(Kind.INDEXED, "select")),
-    "gathered": (
-        lambda m, x: x.index_select(1, torch.tensor([0, 7, 2, 3, 4, 5, 6, 1])),
-        Reason(Kind.INDEXED, "index_select"),
-    ),
-    "read by an index": (
-        lambda m, x: x.gather(1, torch.arange(8).roll(1).view(1, 8, 1, 1).expand(2, 8, 6, 6)),
-        Reason(Kind.INDEXED, "gather"),
-    ),
     "some read by an index": (
         lambda m, x: F.pad(x.gather(2, torch.zeros(2, 4, 6, 6, dtype=torch.long)), (0, 0, 0, 0, 0, 4)),
         Reason(Kind.INDEXED, "gather"),
     ),
-    "transformed": (lambda m, x: torch.fft.fft(x, dim=1).abs(), Reason(Kind.MIXES, "fft_r2c")),
-    "unbound": (lambda m, x: torch.stack([c * 2 for c in x.unbind(1)], 1), Reason(Kind.INDEXED, "unbind")),
     "first channel alone": (lambda m, x: x * x[:, :1], Reason(Kind.ONLY, "slice")),
-    "rolled": (lambda m, x: x.roll(1, 1), Reason(Kind.MIXES, "roll")),
     "unequal parts": (lambda m, x: torch.cat(x.chunk(3, 1)[::-1], 1), Reason(Kind.FIXED_PARTS, "split")),
     "all but two": (lambda m, x: F.pad(x[:, :-2], (0, 0, 0, 0, 1, 1)), Reason(Kind.FIXED_PARTS, "slice")),
     "constants": (
@@ -149,9 +123,9 @@ SEEING_ALL: dict[str, tuple[Body, Reason]] = {
 }
 
 
-@pytest.mark.parametrize("name", SEEING_ALL)
+@pytest.mark.parametrize("name", STAYS)
 def test_stays_with_reason(name: str) -> None:
-    body, reason = SEEING_ALL[name]
+    body, reason = STAYS[name]
     inner = 0 if name == "mirrored matrix" else 8
     parts: dict[str, Any] = {
         "layer": nn.LayerNorm(8),

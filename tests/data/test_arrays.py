@@ -37,12 +37,13 @@ def test_batches_in_order_with_a_smaller_last_one() -> None:
     assert [images.shape[0] for images, _ in batches] == [4, 4, 2]
     assert torch.equal(torch.cat([images for images, _ in batches]).flatten(), torch.arange(10.0))
     assert all(torch.equal(labels, images.flatten().long() % 3) for images, labels in batches)
-
-
-def test_a_smaller_last_batch_may_be_dropped() -> None:
     assert len(arrays(drop_last=True)) == 2
     assert torch.equal(everything(arrays(drop_last=True)).flatten(), torch.arange(8.0))
     assert len(everything(arrays(drop_last=True, shuffle=True)).unique()) == 8
+    data = Arrays(torch.zeros(4, 1), torch.arange(4, dtype=torch.uint8), 2, shuffle=True)
+    assert next(iter(data))[1].dtype == torch.long
+    moved = data.to("meta")
+    assert (moved.images.is_meta, moved.labels.is_meta, moved.shuffle) == (True, True, True)
 
 
 def test_shuffling_is_anew_each_time_and_by_seed() -> None:
@@ -63,6 +64,9 @@ def test_parts() -> None:
     part = arrays().subset(1.0, 2, torch.Generator().manual_seed(0))
     assert Counter(part.labels.tolist()) == {0: 2, 1: 2, 2: 2}
     assert torch.equal(part.labels, part.images.flatten().long() % 3)
+    assert not torch.equal(part.labels, part.labels.sort().values)
+    halves = [part.shard(rank, 2) for rank in range(2)]
+    assert sorted(torch.cat([everything(half) for half in halves]).flatten()) == sorted(part.images.flatten())
 
 
 def test_examples_held_out_are_tested_on_as_they_are() -> None:
@@ -147,15 +151,10 @@ def test_augmentation_is_anew_each_time_and_by_seed() -> None:
     assert not torch.equal(passes(0)[0], passes(1)[0])
 
 
-def test_bytes_become_numbers_between_0_and_1() -> None:
-    (images, _), *_ = pictures()
-    assert images.dtype == torch.float32
-    assert torch.equal(images, pictures().images[:64] / 255)
-    assert 0 < float(images.min()) < float(images.max()) == 1
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
 def test_normalization_comes_last(dtype: torch.dtype) -> None:
+    images = everything(pictures(100, dtype))
+    assert torch.equal(images, pictures(100, dtype).images / (255 if dtype == torch.uint8 else 1))
     mean, std = (0.1, 0.2, 0.3), (0.5, 1.0, 2.0)
     torch.manual_seed(0)
     plain = everything(pictures(100, dtype, crop=2))
@@ -184,18 +183,6 @@ def test_order_in_memory(options: dict[str, Any]) -> None:
     for last, (images, _) in ((last, next(iter(pictures(channels_last=last, **options)))) for last in (False, True)):
         assert images.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
         assert not images.is_contiguous(memory_format=torch.contiguous_format if last else torch.channels_last)
-
-
-def test_labels_come_as_losses_want_them() -> None:
-    data = Arrays(torch.zeros(4, 1), torch.arange(4, dtype=torch.uint8), 2)
-    assert next(iter(data))[1].dtype == torch.long
-
-
-def test_moving() -> None:
-    data = pictures(flip=True).to("meta")
-    assert data.images.is_meta
-    assert data.labels.is_meta
-    assert data.flip
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -235,12 +222,6 @@ def test_the_parts_of_all_processes_make_up_the_whole(world: int, own: bool) -> 
         # Weighted means of the parts come to the mean of the whole.
         mean = sum(weight * part[0].double().mean() for weight, part in cut) / world
         assert float(mean) == pytest.approx(float(images.double().mean()))
-
-
-def test_processes_share_a_part() -> None:
-    chosen = [arrays().subset(0.6, None, torch.Generator().manual_seed(0)).shard(r, 2) for r in range(2)]
-    whole = arrays().subset(0.6, None, torch.Generator().manual_seed(0))
-    assert sorted(torch.cat([everything(part) for part in chosen]).flatten()) == sorted(whole.images.flatten())
 
 
 def made(**options: Any) -> Arrays:
@@ -301,10 +282,3 @@ def test_digits() -> None:
     assert abs(float(everything.mean())) < 1e-3
     assert abs(float(everything.std()) - 1) < 1e-3
     assert next(iter(train))[0].shape == (64, 1, 8, 8)
-
-
-def test_examples_per_class_come_in_random_order() -> None:
-    labels = torch.arange(10).repeat_interleave(20)
-    part = Arrays(torch.zeros(200, 1, 1, 1), labels, batch_size=50).subset(1.0, 5, torch.Generator().manual_seed(0))
-    assert part.labels.bincount().tolist() == [5] * 10
-    assert not torch.equal(part.labels, part.labels.sort().values)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from secateur.data.arrays import Arrays
 from secateur.data.cifar import CIFAR10, CIFAR100, cifar10, cifar100
@@ -66,22 +65,7 @@ def test_batches(write: Callable[..., Any], read: Callable[..., Any], mean: Any,
     assert (train.mean, train.std) == (test.mean, test.std) == (mean, std)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_classes_can_be_told_apart(layout: Any, tmp_path: Path) -> None:
-    """What `miniature` promises to those who train on it."""
-    for write, read in ((miniature.write_cifar10, cifar10), (miniature.write_cifar100, cifar100)):
-        write(tmp_path, num_per_file=300, layout=layout)
-        train, test = read(tmp_path)
-        means = torch.stack([bands(train.images[train.labels == k]).mean(0) for k in train.labels.unique()])
-        nearest = torch.cdist(bands(test.images), means).argmin(1)
-        assert (nearest == test.labels).float().mean() > 0.95
-
-
-def bands(images: Tensor) -> Tensor:
-    return images.float().mean(3).flatten(1)
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("protocol", [2, 5])
 @pytest.mark.parametrize("keys", [str, str.encode])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("labels", [list, np.array])

@@ -3,10 +3,9 @@
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from miniature_images import dataset_of, save, write_class_folders, write_imagenet, write_tiny_imagenet
+from miniature_images import dataset_of, write_class_folders, write_imagenet, write_tiny_imagenet
 from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -96,14 +95,6 @@ def test_imagenet(tmp_path: Path, devkit: bool) -> None:
     check_colours(test)
 
 
-def test_both_forms_of_validation_agree(tmp_path: Path) -> None:
-    write_imagenet(tmp_path / "folders")
-    write_imagenet(tmp_path / "flat", devkit=True)
-    (_, one), (_, other) = imagenet(tmp_path / "folders"), imagenet(tmp_path / "flat")
-    assert labelled(one) == labelled(other)
-    assert len(labelled(one)) == 12
-
-
 # Tiny-ImageNet
 
 
@@ -137,10 +128,3 @@ def test_images_of_tiny_imagenet_keep_their_pixels(tmp_path: Path) -> None:
 def places(view: Tensor, whole: Tensor) -> list[tuple[int, int]]:
     """Where an image of 64x64 pixels is found in one of 72x72."""
     return [(y, x) for y in range(9) for x in range(9) if torch.equal(whole[:, y : y + 64, x : x + 64], view)]
-
-
-def test_an_image_of_another_size_is_made_to_fit(tmp_path: Path) -> None:
-    write_tiny_imagenet(tmp_path)
-    _, test = tiny_imagenet(tmp_path)
-    save(Path(dataset_of(test).paths[0]), np.zeros((50, 70, 3), np.uint8))
-    assert dataset_of(test)[0][0].shape == (3, 64, 64)

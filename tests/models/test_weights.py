@@ -132,6 +132,7 @@ def with_nan(path: Path) -> None:
     torch.save(state, path)
 
 
+TORN = ("features.0.bias", "features.5.running_mean")
 CASES = {
     "none": (lambda path: None, "there is no file"),
     "hostile": (hostile, "read safely"),
@@ -143,6 +144,7 @@ CASES = {
     "wider": (lambda path: torch.save(resnet20(width=2).state_dict(), path), "conv1.weight"),
     "deeper": (lambda path: torch.save(CifarResNet(26).state_dict(), path), "stage1.3.bn1.bias"),
     "nan": (with_nan, "not finite"),
+    "half of torchvision's": (lambda path: torch.save(dict.fromkeys(TORN, torch.ones(1)), path), "another network"),
     "bytes": (lambda path: path.with_suffix(".safetensors").write_bytes(b"\xff" * 40), "read safely"),
 }
 
@@ -152,7 +154,7 @@ def test_files_that_do_not_fit(tmp_path, monkeypatch, case):
     monkeypatch.chdir(tmp_path)
     write, what = CASES[case]
     write(tmp_path / "weights.pth")
-    model = resnet20()
+    model = CifarVgg(width=1 / 8) if "torchvision" in case else resnet20()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     path = tmp_path / ("weights.safetensors" if case == "bytes" else "weights.pth")
     with pytest.raises(InvalidData) as caught:

@@ -38,7 +38,7 @@ NETWORKS = {
     "timm:efficientnet_b0": ({}, 64),
     "fcn32s": ({"width": 1 / 8}, 64),
 }
-FAST = ("resnet14", "timm:lcnet_035")
+FAST = ("resnet14",)
 
 
 def pruned(name: str) -> tuple[nn.Module, Tensor]:

@@ -30,10 +30,9 @@ def height(bar: ElementTree.Element) -> float:
 @pytest.mark.parametrize("suffix", KINDS)
 def test_the_same_drawing_has_the_same_bytes(suffix: str, tmp_path: Path) -> None:
     for number in (1, 2):
-        draw_structures([PRUNED, OTHER], tmp_path / f"structures{number}{suffix}")
-        draw_curves({"all": {"a": [(0, 1), (1, 3)], "b": [(0, 2)]}}, tmp_path / f"curves{number}{suffix}", "x", "y")
+        draw_structures([PRUNED], tmp_path / f"structures{number}{suffix}")
         draw_pictures([[np.zeros((4, 4, 3)), np.eye(4)]], ["image", "map"], tmp_path / f"pictures{number}{suffix}")
-    for name in ("structures", "curves", "pictures"):
+    for name in ("structures", "pictures"):
         one, two = ((tmp_path / f"{name}{number}{suffix}").read_bytes() for number in (1, 2))
         assert one == two
     draw_structures([OTHER], tmp_path / f"other{suffix}")
@@ -42,6 +41,8 @@ def test_the_same_drawing_has_the_same_bytes(suffix: str, tmp_path: Path) -> Non
 
 
 def test_bars_are_as_high_as_layers_are_wide(tmp_path: Path) -> None:
+    draw_structures([PRUNED, OTHER] * 2, tmp_path / "figure.svg")
+    assert len(paths(tmp_path / "figure.svg", "fill: #d9d9d9")) == 2 * (3 + 1) + 2 * (2 + 1)
     draw_structures([PRUNED], tmp_path / "figure.svg")
     # The last of each colour stands in the legend.
     *before, _ = map(height, paths(tmp_path / "figure.svg", "fill: #d9d9d9"))
@@ -57,11 +58,6 @@ def test_percent_is_what_was_removed(tmp_path: Path) -> None:
     unit = bars[0] / 75
     assert bars == pytest.approx([75 * unit, 25 * unit, 0.0], rel=1e-3, abs=1e-3)
     assert not paths(tmp_path / "figure.svg", "fill: #d9d9d9")
-
-
-def test_structures_of_many_runs_one_below_the_other(tmp_path: Path) -> None:
-    draw_structures([PRUNED, OTHER] * 4, tmp_path / "figure.svg")
-    assert len(paths(tmp_path / "figure.svg", "fill: #d9d9d9")) == 4 * (3 + 1) + 4 * (2 + 1)
 
 
 def test_a_title_is_not_a_formula(tmp_path: Path) -> None:

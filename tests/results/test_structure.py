@@ -12,7 +12,6 @@ from torchvision.models.resnet import Bottleneck
 
 import secateur
 from secateur import ChannelGraph, Event, Plan, analyze, classification, shrink
-from secateur.errors import InvalidData
 from secateur.models.fcn import Fcn32s
 from secateur.models.resnet_cifar import CifarResNet
 from secateur.results.structure import Layer, Structure, layers_after, read_structure
@@ -170,8 +169,3 @@ def test_as_text() -> None:
             {"name": "a.longer.name", "before": 8, "after": 8},
         ],
     }
-
-
-def test_neither_a_run_nor_a_result(tmp_path: Path) -> None:
-    with pytest.raises(InvalidData):
-        read_structure(tmp_path)

@@ -55,40 +55,26 @@ def test_examples_per_class(kind: str) -> None:
     part = draw(DataLoader(dataset, batch_size=5), 1.0, 3, generator())
     labels = [int(label) for _, labels in part for label in labels]
     assert Counter(labels) == {0: 3, 1: 3, 2: 3, 3: 3}
+    few = [y for _, ys in draw(DataLoader(dataset, batch_size=5), 1.0, 9, generator()) for y in ys.tolist()]
+    assert Counter(few) == dict.fromkeys(range(4), 7 if kind == "subset" else 9)
     if kind == "subset":
         assert min(seen(part)) >= 12
-
-
-def test_a_class_with_fewer_examples_gives_all_it_has() -> None:
-    dataset = TensorDataset(torch.arange(5.0), torch.tensor([0, 0, 0, 0, 1]))
-    labels = [int(y) for _, ys in draw(DataLoader(dataset, batch_size=2), 1.0, 2, generator()) for y in ys]
-    assert Counter(labels) == {0: 2, 1: 1}
 
 
 def test_the_new_loader_collates_like_the_old_one() -> None:
     doubled = loader(collate_fn=lambda items: (torch.stack([2 * x for x, _ in items]), None))
     assert all(x % 2 == 0 for x in seen(draw(doubled, 0.5, None, generator())))
+    assert seen(shard(doubled, 0, 4))[:3] == [0, 2, 16]
 
 
 def test_whole_batches_of_anything_else() -> None:
+    with pytest.raises(InvalidData):
+        draw(DataLoader(Noise()), 1.0, 1, generator())  # of a dataset without labels
     for source in (DataLoader(Stream(), batch_size=8), [(torch.arange(8.0) + 8 * i, None) for i in range(5)]):
         part = list(draw(source, 0.4, None, generator()))
         assert len(part) == 2
         with pytest.raises(InvalidData):
             draw(source, 1.0, 3, generator())
-
-
-def test_a_dataset_without_labels() -> None:
-    class Bare(Dataset):
-        def __getitem__(self, index: int) -> int:
-            return index
-
-        def __len__(self) -> int:
-            return 4
-
-    with pytest.raises(InvalidData) as caught:
-        draw(DataLoader(Bare()), 1.0, 1, generator())
-    assert caught.value.got == "Bare"
 
 
 def test_counting() -> None:
@@ -162,12 +148,6 @@ def test_a_part_is_drawn_from_what_the_sampler_gives(how: tuple[float, int | Non
     part = seen(draw(loader(sampler=WeightedRandomSampler(weights.tolist(), 400)), 0.5, None, generator()))
     assert len(part) == 200
     assert 70 < sum(x < 4 for x in part) < 130
-
-
-def test_a_last_batch_that_is_dropped_is_dropped_from_a_part_too() -> None:
-    part = draw(loader(drop_last=True), 0.5, None, generator())
-    assert [len(labels) for _, labels in part] == [8, 8]
-    assert [len(labels) for _, labels in draw(loader(drop_last=True), 0.1, None, generator())] == [4]
 
 
 def test_labels_are_the_second_tensor_or_names() -> None:
@@ -253,6 +233,8 @@ def test_no_part_ends_in_a_batch_of_one() -> None:
     fraction = 17 / 40
     assert [len(labels) for _, labels in draw(loader(), fraction, None, generator())] == [8, 8]
     assert [len(labels) for _, labels in draw(loader(), 1 / 40, None, generator())] == [1], "all there is"
+    for share, sizes in ((0.5, [8, 8]), (0.1, [4])):
+        assert [len(labels) for _, labels in draw(loader(drop_last=True), share, None, generator())] == sizes
     ones = DataLoader(TensorDataset(torch.arange(40.0), LABELS), batch_size=1)
     assert len(list(draw(ones, fraction, None, generator()))) == 17
 

@@ -85,11 +85,6 @@ def test_passes_do_not_disturb_each_other() -> None:
     assert [weight for weight, _ in abandoned] == [0.8]
 
 
-def test_a_loader_for_many_processes_collates_like_the_old_one() -> None:
-    doubled = loader(collate_fn=lambda items: (torch.stack([2 * x for x, _ in items]), None))
-    assert seen(shard(doubled, 0, 4))[:3] == [0, 2, 16]
-
-
 def test_one_process_has_the_source_itself() -> None:
     for source in sources().values():
         assert shard(source, 0, 1) is source

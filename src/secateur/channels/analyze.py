@@ -1,4 +1,4 @@
-"""Analyse a model: watch it run, tie what hangs together, freeze what must stay, probe the rest."""
+"""Analyse a model: watch a forward pass, couple channels, freeze the ones that must stay, and probe the rest."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ def analyze(
     probe: bool = True,
     progress: Callable[[str], object] | None = None,
 ) -> ChannelGraph:
-    """Find every set of channels that can be removed together, and say why the others can't.
+    """Find all channels that can be removed, which ones are coupled, and why the others must stay.
 
     example: what the model is called with: a tensor, a tuple of positional or a dict of keyword arguments.
     ignore: layers whose filters stay: modules, their names with wildcards, or a function of name and module. A module
-        stands for everything in it.
-    inexact: admit channels that pass layer norm, group norm and the like, where removing is not quite zeroing.
-    probe: try the cuts on a copy and freeze what fails, e.g. because the code uses fixed sizes.
-    progress: called with a line of text now and then.
+        includes everything in it.
+    inexact: allow channels that pass layer norm, group norm and the like, where removing is not the same as zeroing.
+    probe: try the cuts on a copy, freeze what fails, e.g. because the code uses fixed sizes, and find the attributes of
+        modules that must follow a cut. Without it only the attributes of torch's own layers follow.
+    progress: called with a line of text for each step.
 
     The model is left exactly as it was.
 
@@ -103,27 +104,31 @@ def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, 
 
 
 def _notes_on(watch: Watch, model: nn.Module) -> list[str]:
-    """What the user should know of this analysis."""
+    """What the user should know about this analysis."""
     notes = list(watch.failures)
     if watch.values_matter:
-        notes.append("the code looks at values: what it does for others than those of this example was not seen")
+        notes.append("the code depends on values: only the branches that this example takes were analysed")
     heard = {owner(leaf.name) for leaf in watch.leaves.values() if leaf.used or watch.is_idle(leaf)}
     silent = sorted({owner(leaf.name) for leaf in watch.leaves.values()} - heard)
     if silent:
         remedy = "pass an example that runs them, or keep what feeds them, by ignore or at_least"
-        notes.append(f"never run on this example, so that what they read may be cut: {', '.join(silent)}; {remedy}")
+        notes.append(
+            f"modules that do not run on this example, so that their inputs may be cut: {', '.join(silent)}; {remedy}"
+        )
     uncounted = [name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)]
     if uncounted:
         notes.append(f"the MACs of recurrent layers are not counted: {', '.join(uncounted)}")
     computed = [name for name, module in model.named_modules() if _computes_weights(module)]
     if computed:
         remedy = "torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm makes them plain"
-        notes.append(f"weights that are computed in every pass may have to stay ({', '.join(computed)}): {remedy}")
+        notes.append(
+            f"weights that are computed in the forward pass may have to stay ({', '.join(computed)}): {remedy}"
+        )
     return notes
 
 
 def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[Tensor]]:
-    """One watched forward pass; what it returns must stay, and is returned, with the tensors in it.
+    """Watch one forward pass, freeze the channels of its output, and return the output with the tensors in it.
 
     Without the arithmetic if possible; with it where the code looks at values or fails on zeros.
     """
@@ -155,7 +160,7 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[
 
 @contextmanager
 def _unfused(model: nn.Module) -> Iterator[None]:
-    """An LSTM in the operators it consists of: on a CPU oneDNN would do it in one that has no rule."""
+    """Run an LSTM as separate operators: on a CPU oneDNN would run one operator without a rule."""
     onednn: Any = torch.backends.mkldnn
     before = onednn.enabled
     onednn.enabled = before and not any(isinstance(module, nn.LSTM) for module in model.modules())
@@ -206,7 +211,7 @@ def _names_of(ignored: Any, modules: dict[str, nn.Module]) -> list[str]:
 
 
 def _freeze_unused(watch: Watch) -> None:
-    """Parameters that no operator saw, and those that share memory, about which nothing is known."""
+    """Freeze parameters that no operator used, and parameters that share memory."""
     owners: dict[int, Any] = {}
     roles = watch.table.roles()
     for leaf in watch.leaves.values():

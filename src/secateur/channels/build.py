@@ -1,4 +1,4 @@
-"""From labels to groups: number the channels, gather their slices, sort out what must stay."""
+"""From labels to groups: number the channels, collect their slices, and separate those that must stay."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def build_graph(
     reasons.append(Reason(Kind.WHOLE_LAYER))
     why[whole] = len(reasons) - 1
     chosen = active & (why < 0)
-    group_of = _group(pair_component, pair_axis, counts, chosen)
+    group_of = number_groups(pair_component, pair_axis, counts, chosen)
     squeezed = {c for codes in watch.squeezed for c in component[labels_of(codes)].unique().tolist()}
     groups, channel_of = _gather(group_of, chosen, slices, by_component, _inexact(watch, component), squeezed)
 
@@ -124,7 +124,7 @@ def build_graph(
 def _ungated(
     groups: Sequence[ChannelGroup], sites: list[Site], barred: list[tuple[Reason | None, Tensor]]
 ) -> dict[str, Reason]:
-    """The groups that no factor can switch off, with the reason."""
+    """The groups that cannot take a factor per channel, with the reason."""
     number = torch.repeat_interleave(torch.tensor([group.size for group in groups], dtype=torch.long, device="cpu"))
     covered = torch.zeros(len(groups), dtype=torch.bool, device="cpu")
     for site in sites:
@@ -175,7 +175,7 @@ def _reasons(
 
 
 def _inexact(watch: Watch, component: Tensor) -> dict[int, Reason]:
-    """The components that were admitted although removing is not zeroing, with the reason."""
+    """The components that are allowed although removing is not zeroing, with the reason."""
     found: dict[int, Reason] = {}
     for codes, reason in watch.table.inexact:
         for number in component[labels_of(codes)].unique().tolist():
@@ -190,7 +190,7 @@ def _ties_of(counted: list[tuple[Name, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     return [(known, codes) for known, codes in pairs if known is not codes]
 
 
-def _group(component: Tensor, axis: Tensor, counts: Tensor, chosen: Tensor) -> Tensor:
+def number_groups(component: Tensor, axis: Tensor, counts: Tensor, chosen: Tensor) -> Tensor:
     """Number the sets of components that have equally many slices on the same axes; -1 for those not chosen.
 
     component, axis, counts: for every component and axis that it lies on the number of its slices there, sorted.

@@ -41,7 +41,7 @@ class ChannelGroup:
     size: int
     members: tuple[Member, ...]
     at_least: int
-    """How many channels must be kept: one, or two where the code drops axes of size one."""
+    """The fewest channels that can be kept: one, or two where the code drops axes of size one."""
     filters_per_channel: int
     """How many filters (rows of convolutions and linear layers) one channel removes."""
     inexact: Reason | None
@@ -83,7 +83,7 @@ class FrozenChannels:
 
 @dataclass(frozen=True)
 class SizeAttribute:
-    """A number that a module keeps for itself and that follows its channels."""
+    """A number of channels that a module keeps in an attribute."""
 
     module: str
     attribute: str
@@ -103,7 +103,7 @@ def owner(tensor: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class ChannelGraph:
-    """Everything in a network that hangs together. `print` it; `to_dict` is its JSON form."""
+    """Which channels of a network are coupled, and which must stay. `print` it; `to_dict` is its JSON form."""
 
     groups: tuple[ChannelGroup, ...]
     frozen: tuple[FrozenChannels, ...]
@@ -118,13 +118,13 @@ class ChannelGraph:
     sizes: tuple[CostRow, ...]
     """Parameters, one row per parameter."""
     sites: tuple[Site, ...]
-    """Where the channels' factors can sit."""
+    """Where factors per channel can be inserted."""
     ungated: dict[str, Reason]
-    """Groups that no factor can switch off, with the reason."""
+    """Groups that cannot take a factor per channel, with the reason."""
     final: tuple[str, ...]
     """Parameters of the layers whose output is the model's."""
     input: str
-    """The example in words."""
+    """The shapes of the example, as text."""
     notes: tuple[str, ...] = ()
     calls: Calls = field(default_factory=dict, repr=False)
     partial: bool = False
@@ -132,7 +132,7 @@ class ChannelGraph:
     channel_of: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long), repr=False)
     """For every label of the analysis its channel, or -1."""
     padded: tuple[str, ...] = ()
-    """Groups in whose place the forward pass makes zeros: how many, its code computes somehow."""
+    """Groups that the forward pass pads with zeros, whose number its code computes."""
 
     @property
     def num_channels(self) -> int:

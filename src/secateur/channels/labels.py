@@ -30,7 +30,7 @@ class Role(IntEnum):
 
     @property
     def word(self) -> str:
-        """As plans and members say it; what no operator has marked is passed on."""
+        """The name in plans and members; slices without a role pass."""
         return "passes" if self is Role.UNUSED else self.name.lower()
 
 
@@ -47,13 +47,13 @@ def any_alive(codes: Tensor) -> bool:
 
 
 def with_alive(codes: Tensor, alive: Tensor | bool) -> Tensor:
-    """The same labels, with the alive bit set as told."""
+    """The same labels with this alive bit."""
     return (codes & ~1) | (alive.long() if isinstance(alive, Tensor) else int(alive))
 
 
 @dataclass
 class LabelTable:
-    """Hands out labels and remembers what was said of them, as codes, to be looked at in one go at the end."""
+    """Allocates labels, and records ties, roles and reasons, which are evaluated once at the end."""
 
     size: int = 0
     num_slices: int = 0
@@ -61,7 +61,7 @@ class LabelTable:
     frozen: list[tuple[Tensor, Reason]] = field(default_factory=list)
     inexact: list[tuple[Tensor, Reason]] = field(default_factory=list)
     zeros: list[Tensor] = field(default_factory=list)
-    """Zeros that the code has put next to channels, each time as many as it wanted."""
+    """Blocks of zeros that the code puts next to channels."""
     _ties: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _roles: dict[Role, list[Tensor]] = field(default_factory=dict)
 
@@ -79,7 +79,7 @@ class LabelTable:
         self.frozen.append((codes, reason))
 
     def admit(self, codes: Tensor, reason: Reason) -> None:
-        """These may be cut, but masked and shrunk will differ, for this reason."""
+        """These may be cut although masked and shrunk differ, for this reason."""
         self.inexact.append((codes, reason))
 
     def has_slices(self, codes: Any) -> bool:
@@ -87,7 +87,7 @@ class LabelTable:
         return isinstance(codes, Tensor) and bool((labels_of(codes) < self.num_slices).any())
 
     def zeros_among(self, codes: Tensor) -> list[Tensor]:
-        """Those of `zeros` that are found here, as long as no other tensor has met them and told how many they are."""
+        """The blocks of `zeros` that are among these."""
         return [block for block in self.zeros if bool(torch.isin(labels_of(block), labels_of(codes)).any())]
 
     def mark(self, codes: Tensor, role: Role) -> None:

@@ -1,4 +1,4 @@
-"""A plan: which channels of which group are kept. Plain data, checked against the graph."""
+"""A plan: which channels of each group are kept, as plain data that is checked against the graph."""
 
 from __future__ import annotations
 

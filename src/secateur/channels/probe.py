@@ -1,9 +1,9 @@
 """The probe: cut a little of every group, run, and compare with the masked network.
 
-Labels cannot see sizes that Python code writes down (`split([8, 8])`, `view(-1, 576)`) or computes from a shape. What
-raises or differs when cut is frozen, with the error as its reason. All groups are cut at once, each by another number
-than its like, first to see whether the forward pass runs at all, without the arithmetic, then to compare numbers; only
-on failure are the guilty ones looked for.
+Labels do not know sizes that Python code states (`split([8, 8])`, `view(-1, 576)`) or computes from a shape. Groups
+that raise or differ when cut are frozen, with the error as the reason. All groups are cut at once, groups of equal size
+by different numbers: first without the arithmetic, to see whether the forward pass runs, then to compare numbers. Only
+on failure are the groups searched for the ones that cause it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from secateur.channels.verify import NUDGES, compare, precision_for
 from secateur.words import counted
 
 Where = Literal["anywhere", "first", "last"]
-"""Which channels of a group are cut."""
+"""Which channels of a group to cut."""
 HOLDS_ORIGINAL = "a hook or lambda that holds the model holds the original, make it a method"
 SHARED = Reason(Kind.NOT_COPIED, "it would run layers of the original, since a module keeps a function that calls them")
 HIDES = 1e-3
-"""Tensors with nothing larger in them would hide what is behind them."""
+"""Tensors with only smaller values would hide differences behind them."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a cut does not work, and the innermost module that was running, where known."""
+    """Why a cut fails, and the innermost module that was running, where known."""
 
     reason: Reason
     module: str | None = None
@@ -55,7 +55,7 @@ class Probe:
     say: Callable[[str], object]
 
     def failures(self) -> dict[str, Reason]:
-        """The groups that cannot be cut after all, by name, with the reason."""
+        """The groups that cannot be cut, by name, with the reason."""
         if self._shares():
             return {group.name: SHARED for group in self._groups}
         found: dict[str, Reason] = {}
@@ -66,13 +66,13 @@ class Probe:
             groups = [group for group in self._groups if group.name not in found]
             failed = self._search(groups, lambda some, a=attempt, n=amounts, w=where: a(self._plan(some, n, w)))
             found.update(failed)
-            # What works together with others need not work without them.
+            # Groups that work together with others may fail without them.
             passed = 1 if failed else passed + 1
             attempts.rotate(-1)
         return found
 
     def _shares(self) -> bool:
-        """Whether a copy runs layers of the model it was copied from, as functions do that hold them in a closure."""
+        """Whether a copy runs layers of the original model, e.g. by a function that holds them in a closure."""
         if self._is_meta:
             return False
         tensors = [*self.model.parameters(), *self.model.buffers()]
@@ -105,7 +105,7 @@ class Probe:
         return [
             *((self.runs, amounts, "anywhere") for amounts in shapes),
             *((self.agrees, amounts, "anywhere") for amounts in compared),
-            # Code that puts zeros elsewhere at another width may be right by luck where groups are cut anywhere.
+            # Code that moves zeros at another width may be right by luck where groups are cut anywhere.
             *((self.roughly_agrees, unequal[0], where) for where in ("first", "last") if self.graph.padded),
             *((self.roughly_agrees, amounts, "anywhere") for amounts in alike),
             *((self.goes_alike, amounts, "anywhere") for amounts in ways if any(amounts.values())),
@@ -149,10 +149,10 @@ class Probe:
                     with ShapesOnly():
                         run(work, example, mode, values=False)
                 except Exception:
-                    # Some operators cannot do with zeros: only what fails with the arithmetic has failed.
+                    # Some operators fail on zeros: only an error with the arithmetic counts.
                     run(work, example, mode)
             except Exception as error:
-                # Whatever a user's forward pass raises on other sizes is the answer that is looked for.
+                # Any error of the user's forward pass is an answer.
                 if plan.remaining:
                     return Failure(Reason(Kind.FIXED_SIZE, explain(error)), _running(error))
                 return Failure(Reason(Kind.NOT_COPIED, f"{explain(error)} ({HOLDS_ORIGINAL})"))
@@ -164,7 +164,7 @@ class Probe:
             cut = self._watched(shrink_(copy_model(self.model), plan))
             same = [seen.names for seen in cut] == [seen.names for seen in self._whole]
         except Exception:
-            # What fails for another reason than missing values fails in the comparison too.
+            # An error that is not due to missing values shows up in the comparison too.
             same = False
         return None if same else self.agrees(plan)
 
@@ -182,7 +182,7 @@ class Probe:
         return found
 
     def roughly_agrees(self, plan: Plan) -> Failure | None:
-        """The same in half the time, for what makes a large difference if any."""
+        """The same in half the time, where differences are large if there are any."""
         return self.agrees(plan, torch.float32, nudges=0) and self.agrees(plan)
 
     def agrees(self, plan: Plan, precision: torch.dtype | None = None, nudges: int = NUDGES) -> Failure | None:
@@ -200,7 +200,7 @@ class Probe:
     def _search(
         self, groups: list[ChannelGroup], attempt: Callable[[Sequence[ChannelGroup]], Failure | None]
     ) -> dict[str, Reason]:
-        """Freeze guilty groups until the rest works together."""
+        """Find failing groups until the rest works together."""
         found: dict[str, Reason] = {}
         while groups:
             failure = attempt(groups)
@@ -218,7 +218,7 @@ class Probe:
 def _bisect(
     groups: Sequence[ChannelGroup], attempt: Callable[[Sequence[ChannelGroup]], Failure | None]
 ) -> dict[str, Reason]:
-    """Of these groups, those that fail in ever smaller company."""
+    """The groups that fail alone, found by bisection."""
     failure = attempt(groups) if groups else None
     if failure is None:
         return {}
@@ -231,7 +231,7 @@ def _bisect(
 def _smallest(
     groups: Sequence[ChannelGroup], attempt: Callable[[Sequence[ChannelGroup]], Failure | None]
 ) -> Sequence[ChannelGroup]:
-    """Of groups that fail together only: as few as still do."""
+    """Of groups that fail only together: as few as still fail."""
     step = len(groups) // 2
     while step:
         rests = ([*groups[:start], *groups[start + step :]] for start in range(0, len(groups), step))
@@ -262,8 +262,8 @@ def _running(error: BaseException) -> str | None:
 def perturb_(model: nn.Module) -> None:
     """Move every weight a little, so that zero-initialised branches cannot hide a wrong cut.
 
-    Towards zero, and by its own size: what must stay below one does, and masks of -1e9 or -inf drown nothing else. But
-    layer scales of 1e-5 are as good as zero.
+    Towards zero and in proportion, so that values below one stay below one, and masks of -1e9 or -inf do not dominate.
+    Layer scales of 1e-5 count as zero.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
     for tensor in map(real, [*model.parameters(), *model.buffers()]):

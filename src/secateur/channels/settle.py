@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, combinations
+from itertools import combinations
 
 from torch import Tensor, nn
 
-from secateur.channels.attributes import Name, Place
+from secateur.channels.attributes import Border, Name, Place
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.probe import Failure, Probe
 from secateur.channels.trace import Watch
@@ -69,14 +69,13 @@ class Search:
     def build(self, more: Iterable[Attribute] = ()) -> ChannelGraph:
         """The graph with what has been accepted, and these."""
         assumed = self.accepted.union(more)
-        return self._build(
-            assumed=[
-                (name, place)
-                for kind, candidates in self.candidates.items()
-                for name, place in candidates
-                if (kind, name.attribute) in assumed
-            ]
-        )
+        listed = [
+            (name, place)
+            for kind, candidates in (self.candidates.items() if assumed else ())
+            for name, place in candidates
+            if (kind, name.attribute) in assumed
+        ]
+        return self._build(assumed=listed)
 
     def _probe(self, graph: ChannelGraph) -> Probe:
         return Probe(self.model, graph, self.say)
@@ -86,16 +85,16 @@ class Search:
 
     def fix_failures(self) -> tuple[ChannelGraph, Failure | None]:
         """Accept attributes for the classes at which the probe fails; the graph, and what still goes wrong."""
-        untried = list(self.candidates)
+        tried: list[type] = []
         while True:
             graph = self.build()
             failure = self._probe(graph).first_failure()
+            untried = [kind for kind in self.candidates if kind not in tried] if failure is not None else []
             if failure is None or not untried:
                 return graph, failure
             # What differs names no class.
-            kind = next((kind for kind in self._classes(failure) if kind in untried), untried[0])
-            untried.remove(kind)
-            self.accepted |= self._follow(kind, untried)
+            tried.append(next((kind for kind in self._classes(failure) if kind in untried), untried[0]))
+            self.accepted |= self._follow(tried[-1], [kind for kind in untried if kind is not tried[-1]])
 
     def _classes(self, failure: Failure) -> list[type]:
         """The class of the module at which the probe failed, then of those around it."""
@@ -105,27 +104,21 @@ class Search:
             path = path.rpartition(".")[0] if path else None
         return list(dict.fromkeys(found))
 
-    def _follow(self, kind: type, untried: list[type]) -> Set[Attribute]:
+    def _follow(self, kind: type, untried: Iterable[type]) -> Set[Attribute]:
         """The fewest attributes of a class that must follow for what is counted there to be cut.
 
         untried: classes whose attributes may have to follow, too, before anything works.
         """
-        listed = self._attributes(kind)
-        others = {attribute for other in untried for attribute in self._attributes(other)}
-        for base in (set[Attribute](), *([others] if others else [])):
-            for chosen in ((), *combinations(listed, 1)):
-                if self._works(kind, base.union(chosen)):
-                    return set(chosen)
-            left = set(listed)
-            if self._works(kind, base | left):
-                for attribute in listed:
-                    left -= {attribute} if self._works(kind, base | left - {attribute}) else set()
-                return left
-            # One that equals a width by chance may stand in the way.
-            for chosen in combinations(listed, 2) if len(listed) > 2 else ():
-                if self._works(kind, base.union(chosen)):
-                    return set(chosen)
+        for base in self._bases(untried):
+            found = fewest(self._attributes(kind), lambda chosen, base=base: self._works(kind, base | chosen))
+            if found is not None:
+                return found
         return set()
+
+    def _bases(self, others: Iterable[type]) -> list[Set[Attribute]]:
+        """Nothing, and all attributes of other classes."""
+        more = {attribute for other in others for attribute in self._attributes(other)}
+        return [set(), more] if more else [set()]
 
     def _works(self, kind: type, attributes: Set[Attribute]) -> bool:
         """Whether what the class counts can be cut with these."""
@@ -134,24 +127,49 @@ class Search:
 
     def find_borders(self, graph: ChannelGraph) -> ChannelGraph:
         """Accept attributes that say where an axis is parted; the graph, which then has more channels."""
-        for kind, candidates in self.candidates.items():
+        for kind, candidates in self.candidates.items() if self.watch.borders else ():
             places = {place for _, place in candidates}
             borders = [border for border in self.watch.borders if border.is_known(places)]
-            listed = self._attributes(kind) if borders else []
-            subsets = chain(combinations(listed, 1), combinations(listed, 2), [listed] if len(listed) > 2 else [])
-            for chosen in subsets:
-                more = self.build(chosen)
-                if more.num_channels <= graph.num_channels:
-                    continue
-                channels = more.channels_at(border.codes for border in borders)
-                needed = self._probe(self._without(more, chosen)).works(channels) is not None
-                if needed and self._probe(more).works(channels) is None:
-                    self.accepted |= set(chosen)
-                    graph = more
-                    break
+            if borders and (found := self._open(kind, borders, graph)):
+                self.accepted |= found
+                graph = self.build()
         return graph
 
-    def _without(self, graph: ChannelGraph, attributes: Iterable[Attribute]) -> ChannelGraph:
-        """The same graph, in which these attributes stay what they are."""
-        rest = [a for a in graph.attributes if (type(self._modules[a.module]), a.attribute) not in attributes]
-        return replace(graph, attributes=tuple(rest))
+    def _open(self, kind: type, borders: list[Border], graph: ChannelGraph) -> Set[Attribute]:
+        """The fewest attributes of a class with which more can be cut; with those of others that then must follow."""
+        others = [other for other in self.candidates if other is not kind]
+        for base in self._bases(others):
+            listed = self._attributes(kind)
+            found = fewest(listed, lambda chosen, base=base: self._opens(borders, graph, base, chosen))
+            if found is not None:
+                for other in others if base else ():
+                    more = self._attributes(other)
+                    found = found | (fewest(more, lambda chosen, o=other, f=found: self._works(o, f | chosen)) or set())
+                return found
+        return set()
+
+    def _opens(
+        self, borders: list[Border], graph: ChannelGraph, base: Set[Attribute], attributes: Set[Attribute]
+    ) -> bool:
+        """Whether more can be cut with these attributes than in the graph, and cannot if they stay what they are."""
+        more = self.build(base | attributes)
+        channels = more.channels_at(border.codes for border in borders)
+        if more.num_channels <= graph.num_channels or self._probe(more).works(channels) is not None:
+            return False
+        rest = [a for a in more.attributes if (type(self._modules[a.module]), a.attribute) not in attributes]
+        return self._probe(replace(more, attributes=tuple(rest))).works(channels) is not None
+
+
+def fewest(listed: list[Attribute], works: Callable[[Set[Attribute]], bool]) -> Set[Attribute] | None:
+    """The fewest attributes with which it works: none, one, or all that are needed; None if it never does."""
+    for chosen in ((), *combinations(listed, 1)):
+        if works(set(chosen)):
+            return set(chosen)
+    left = set(listed)
+    if works(left):
+        for attribute in listed:
+            left = left - {attribute} if works(left - {attribute}) else left
+        return left
+    # One that equals a width by chance may stand in the way.
+    pairs = combinations(listed, 2) if len(listed) > 2 else ()
+    return next((set(chosen) for chosen in pairs if works(set(chosen))), None)

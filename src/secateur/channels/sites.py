@@ -40,7 +40,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layer that was seen to run, with the codes of its channels, and why it can't carry a factor if so."""
+    """A layer that ran, with the codes of its channels, and why it cannot carry a factor, if so."""
 
     site: Site
     codes: Axis
@@ -51,7 +51,7 @@ class Candidate:
 
 @dataclass
 class Layers:
-    """The layers that ran, and how what they make reaches its consumers."""
+    """The layers that ran, and how their channels reach the layers that read them."""
 
     model: nn.Module
     names: dict[int, str]
@@ -61,7 +61,7 @@ class Layers:
     exposed: set[str] = field(default_factory=set)
     """Filters that reach a consumer without passing a batch norm."""
     final: set[str] = field(default_factory=set)
-    """Filters whose result is the model's."""
+    """Filters that make the model's output."""
 
     def __post_init__(self) -> None:
         self._computed: list[Tensor] = []
@@ -92,7 +92,7 @@ class Layers:
         return key
 
     def _number_of(self, codes: Axis) -> int:
-        """Weights that are computed have no name: those of other channels are others."""
+        """Computed weights have no name: they are told apart by their channels."""
         known = (i for i, c in enumerate(self._computed) if isinstance(codes, Tensor) and torch.equal(c, codes))
         number = next(known, len(self._computed))
         if number == len(self._computed):
@@ -100,7 +100,7 @@ class Layers:
         return number
 
     def add_norm(self, running: nn.Module, leaf: Leaf | None, codes: Axis, bias: Tensor | None, bare: bool) -> None:
-        """Remember a norm that takes out the scale of what comes in.
+        """Remember a norm that cancels the scale of its input.
 
         bare: it has neither weight nor bias.
         """
@@ -138,7 +138,7 @@ class Layers:
         return replace(found, site=replace(found.site, module=name, weight=attribute, bias=held, axis=axis))
 
     def settled(self, unused: set[str], written: set[str]) -> tuple[list[Candidate], list[Candidate]]:
-        """What will carry factors, every norm that can and the filters that must, and what should but cannot.
+        """The candidates that will carry factors (all norms that can, filters that must), and those that cannot.
 
         unused: parameters that no operator saw.
         written: those that the forward pass changes; with a factor they would be computed, and the change lost.

@@ -1,4 +1,4 @@
-"""The analysis as a table for people."""
+"""The printed form of a channel graph."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def describe(graph: ChannelGraph) -> str:
 
 
 def quantity(value: float) -> str:
-    """A number at a glance.
+    """A number with a unit.
 
     >>> quantity(4089184256), quantity(25557032), quantity(512)
     ('4.09 G', '25.56 M', '512')

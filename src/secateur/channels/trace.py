@@ -1,4 +1,4 @@
-"""Watch a network run: every operator call is seen, none is changed."""
+"""Watch a forward pass: follow labels through every operator call."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class Watch(EagerMode):
         self.table = LabelTable()
         self.inexact = inexact
         self.shapes_only = False
-        """Give convolutions and matrix products zeros for results: what runs is seen at a fraction of the time."""
+        """Whether convolutions and matrix products return zeros, which is faster."""
         self.values_matter = False
-        """Whether code looked at values, and might have gone another way for others."""
+        """Whether the code depends on values, and may take other branches for others."""
         self.training_matters = False
-        """Whether code may run differently in training mode."""
+        """Whether the code may run differently in training mode."""
         self.products: list[Product] = []
         self.places: list[Place] = []
         self.borders: list[Border] = []
@@ -127,7 +127,7 @@ class Watch(EagerMode):
         return out
 
     def _follow(self, rule: Rule, call: Call) -> None:
-        """Apply a rule; a call that it was not made for is treated as unknown."""
+        """Apply a rule; if it raises, the call is treated as unknown."""
         try:
             rule(call)
         except (
@@ -143,7 +143,7 @@ class Watch(EagerMode):
             self._give_up(call, Kind.UNSUPPORTED)
 
     def _give_up(self, call: Call, kind: Kind) -> None:
-        """Nothing is known of what this call does: all channels involved stay, so that no size changes."""
+        """Nothing is known of this call: all channels involved stay, so that no size changes."""
         for tensor in call.tensors:
             self.freeze(self.state(tensor), self.reason(kind, str(call.operator.func)))
         for tensor in [*call.outputs, *call.operator.written_tensors(call.args, call.kwargs)]:
@@ -153,7 +153,7 @@ class Watch(EagerMode):
         return next(leaf for leaf in self.leaves.values() if leaf.name == name)
 
     def is_idle(self, leaf: Leaf) -> bool:
-        """Whether it is a buffer that its module has run without, as one that only a loss reads."""
+        """Whether it is a buffer that its module did not use when it ran, e.g. one that only a loss reads."""
         return not isinstance(leaf.tensor, nn.Parameter) and leaf.name.rpartition(".")[0] in self.ran
 
     def freeze(self, state: State | None, reason: Reason) -> None:
@@ -235,7 +235,7 @@ class Watch(EagerMode):
 
     @contextmanager
     def following_modules(self) -> Iterator[None]:
-        """Know which module is running, by hooks that are not the model's."""
+        """Keep track of the running module, by global hooks."""
 
         def enter(module: nn.Module, args: Any) -> None:
             self._stack.append(module)
@@ -266,7 +266,7 @@ class Watch(EagerMode):
 
 @contextmanager
 def escapes_seen(watch: Watch) -> Iterator[None]:
-    """Notice tensors that leave for Python by ways that are no operators."""
+    """Notice tensors that Python code reads without an operator."""
 
     def wrapped(original: Any) -> Any:
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The oracle: the network with channels zeroed and the network with channels cut are the same function."""
+"""Compare masked with shrunk: zeroing channels and cutting them must give the same function."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from secateur.words import counted
 LARGE, COSTLY = 150_000_000, 20_000_000_000
 """Networks with more parameters, or more MACs for the example, are compared in single precision."""
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Of the difference relative to the largest output, by the precision of the comparison."""
+"""Largest relative difference that counts as rounding, by the precision of the comparison."""
 NUDGES, ROUNDING = 4, 10
-"""How often to try what rounding does to a result that differs, and by how much more it may do."""
+"""How often to measure what rounding does to a result that differs, and by which factor rounding may exceed it."""
 
 
 class Gap(NamedTuple):
@@ -42,7 +42,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class Verification:
-    """How far masked and shrunk are apart, relative to the largest output."""
+    """The difference between masked and shrunk, relative to the largest output."""
 
     difference: float
     absolute: float
@@ -54,8 +54,8 @@ class Verification:
     exact: bool
     """False if the plan touches groups that were admitted as inexact."""
     chosen: bool = False
-    """The outputs say little, or are picked by value, as boxes are, and near ties fell otherwise: what led to them was
-    compared, the sums over all channels of every convolution and matrix product."""
+    """Whether intermediate results were compared, since the outputs tell little or depend on near ties: the sums over
+    all channels of every convolution and matrix product."""
 
     @property
     def agrees(self) -> bool:
@@ -87,7 +87,7 @@ def verify(model: nn.Module, plan: Plan, example: Any) -> Verification:
     call = Example.of(example)
     check_example(model, call)
     calls: Calls = {"eval": [call], "train": [call.repeated(), call]}
-    with _in_words("the shrunk network does not run on this example"):
+    with _not_equivalent("the shrunk network does not run on this example"):
         result = compare(model, plan, calls)
     if not result.outputs:
         raise NotEquivalent(
@@ -98,19 +98,19 @@ def verify(model: nn.Module, plan: Plan, example: Any) -> Verification:
 
 
 def confirm(model: nn.Module, plan: Plan) -> None:
-    """The same with the example that the plan's graph was made with: raises if the network cannot be cut like that."""
+    """Verify with the example of the plan's graph; raises if the network cannot be cut like that."""
     device = next(model.parameters()).device
     calls = {mode: [example.on(device) for example in examples] for mode, examples in plan.graph.calls.items()}
     if not plan.remaining or not calls:
         return
-    with _in_words("the pruned network does not run"):
+    with _not_equivalent("the pruned network does not run"):
         result = compare(model, plan, calls, precision=precision_for(plan.graph))
     _refuse_difference(result, model, plan, calls)
 
 
 @contextmanager
-def _in_words(what: str) -> Iterator[None]:
-    """Whatever the code of the network raises, at these widths or on this example, is told as a reason."""
+def _not_equivalent(what: str) -> Iterator[None]:
+    """Turn errors of the model's code into `NotEquivalent`."""
     try:
         yield
     except SecateurError:
@@ -202,9 +202,9 @@ def compare(
 def _differences(
     expected: Outcome, got: Outcome, nudged: Iterator[Outcome], tolerance: float
 ) -> tuple[list[Gap], list[Tensor], bool]:
-    """How far two passes are apart; what was compared of the first; and whether that is what led to its outputs.
+    """The gaps between two passes, the tensors that were compared, and whether those are intermediate results.
 
-    nudged: the first as rounding moves it, asked for where that may be all.
+    nudged: the first pass with rounding, used where the gap may be nothing else.
     """
     places = _until_they_part(expected, got)
     ours, theirs = expected.sums(places), got.sums(places)
@@ -240,7 +240,7 @@ def _masked(
 
 
 def _may_be_rounding(gaps: Sequence[Gap], tolerance: float) -> bool:
-    """Whether it pays to ask: some gaps are too large, and none is beyond all that rounding does."""
+    """Whether the gaps that are too large may be rounding."""
     large = [gap for gap in gaps if gap.relative > tolerance]
     return bool(large) and not any(gap.absolute > 100 * ROUNDING * gap.moved > 0 for gap in large)
 
@@ -258,7 +258,7 @@ def _nudged(masked: Callable[[], nn.Module], example: Example, mode: str, precis
 
 
 def _choose_otherwise(expected: Outcome, got: Outcome) -> bool:
-    """Whether near ties may have fallen otherwise; choices in every channel by itself are among fewer, and no ties."""
+    """Whether the two passes choose differently; choices per channel have other shapes and do not count."""
     pairs = zip(expected.choices, got.choices, strict=False)
     return len(expected.choices) != len(got.choices) or any(a != b for a, b in pairs if a.shape == b.shape)
 
@@ -289,7 +289,7 @@ def _are_same(one: Product | Choice, other: Product | Choice, tolerance: float) 
 
 
 def _until_they_part(expected: Outcome, got: Outcome) -> list[int]:
-    """Which steps of two passes that choose differently can be compared: all up to there, and what they chose from."""
+    """The steps of two passes that can be compared: all up to the first different choice, and its input."""
     places: list[int] = []
     for place, (a, b) in enumerate(zip(expected.steps, got.steps, strict=False)):
         match a, b:

@@ -143,7 +143,7 @@ def _what_next(command: Any) -> str:
 
 
 def _end_quietly() -> None:
-    """Whoever reads has stopped, as `head` does."""
+    """The reader of the output has stopped, as `head` does."""
     sys.stderr.close()
     sys.exit(141)
 

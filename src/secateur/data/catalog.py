@@ -26,6 +26,8 @@ class Dataset:
     """Whether every pixel has a label."""
     num_classes: int | None = None
     """None: as many as there are in the training data."""
+    layout: str = ""
+    """The name of its `Layout` in that module, if it is not the function's in capitals."""
     folder: bool = True
     """Whether it is read from a folder of the user's."""
 
@@ -47,7 +49,7 @@ class Dataset:
         if not self.folder:
             return f"{self.summary} need no folder"
         module, function = self._home()
-        return str(getattr(module, function.upper().removesuffix("_SEGMENTATION")))
+        return str(getattr(module, self.layout or function.upper()))
 
     def _home(self) -> tuple[ModuleType, str]:
         module, _, function = self.reader.partition(":")
@@ -64,7 +66,13 @@ DATASETS = {
     "cub200": Dataset("CUB-200-2011", "cub:cub200", (3, 224, 224), batch_size=64),
     "pets": Dataset("Oxford-IIIT Pets", "pets:pets", (3, 224, 224), batch_size=64),
     "pets_segmentation": Dataset(
-        "trimaps of Oxford-IIIT Pets", "pets:pets_segmentation", (3, 128, 128), batch_size=16, maps=True, num_classes=3
+        "trimaps of Oxford-IIIT Pets",
+        "pets:pets_segmentation",
+        (3, 128, 128),
+        batch_size=16,
+        maps=True,
+        num_classes=3,
+        layout="PETS",
     ),
     "camvid": Dataset("CamVid", "camvid:camvid", (3, 360, 480), batch_size=4, maps=True, num_classes=11),
     "voc2011_sbd": Dataset(

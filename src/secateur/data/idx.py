@@ -17,12 +17,12 @@ from secateur.words import counted
 FASHION_MNIST = Layout(
     name="Fashion-MNIST",
     tree="""\
-train-images-idx3-ubyte   N x 28 x 28 bytes behind a header of 16
-train-labels-idx1-ubyte   N bytes, 0 to 9, behind a header of 8
+train-images-idx3-ubyte   N x 28 x 28 bytes after a header of 16
+train-labels-idx1-ubyte   N bytes, 0 to 9, after a header of 8
 t10k-images-idx3-ubyte
 t10k-labels-idx1-ubyte
 each also as .gz, and also below FashionMNIST/raw""",
-    source="train-images-idx3-ubyte.gz and the three beside it",
+    source="train-images-idx3-ubyte.gz and the three with it",
 )
 
 _NUM_CLASSES = 10

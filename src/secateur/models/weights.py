@@ -62,7 +62,11 @@ def _read_state(model: nn.Module, path: Path) -> dict[str, Tensor]:
     """Anybody's state dict, made to fit the model's names."""
     state = read_weights(path)
     if hasattr(model, "adapt"):
-        state = model.adapt(state)  # pyright: ignore
+        try:
+            state = model.adapt(state)  # pyright: ignore
+        except (KeyError, ValueError, RuntimeError) as error:
+            wanted = f"weights for a {type(model).__name__}"
+            raise InvalidData(f"{path} is of another network", got=repr(error), wanted=wanted) from error
     own = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     twins = {tensor.data_ptr(): state[name] for name, tensor in own.items() if name in state}
     for name, tensor in own.items():

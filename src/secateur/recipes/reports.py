@@ -24,7 +24,7 @@ from secateur.recipes.starts import open_network
 from secateur.results.bench import latency
 from secateur.results.figures import draw_curves, draw_structures
 from secateur.results.load import load
-from secateur.results.pictures import draw_seen
+from secateur.results.pictures import draw_predictions
 from secateur.results.structure import Layer, Structure, read_structure
 from secateur.training.checkpoint import read_config
 from secateur.words import counted
@@ -239,7 +239,7 @@ def pictures(done: Done) -> str:
         name: open_network(replace(done.order, weights=str(done.folders[name])), device).model
         for name in ("baseline", "pruned")
     }
-    draw_seen(networks, test, done.figure)
+    draw_predictions(networks, test, done.figure)
     return compared(done) + f"\n![What both networks predict]({done.figure.name})\n"
 
 

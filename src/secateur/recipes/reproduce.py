@@ -131,7 +131,8 @@ def config_of(step: Step, conditions: Conditions) -> RunConfig:
     else:
         source = conditions.source_of(step)
         if step.source is not None and not conditions.is_given(step) and not Path(str(source)).exists():
-            raise InvalidSetting(f"{step.name} starts from {step.source}, which is not finished yet")
+            remedy = f"Do {step.source} first"
+            raise InvalidSetting(f"{step.name} starts from {step.source}, which is not finished yet", remedy=remedy)
         order = replace(conditions.order, weights=source, fresh=step.shape_of is not None)
     return RunConfig(order=order, settings=settings, engine=conditions.engine)
 

@@ -21,7 +21,7 @@ from secateur.recipes.recipe import scaled
 from secateur.recipes.timing import TABLE, latency_table, time_left
 from secateur.results.artifact import save
 from secateur.results.bench import latency
-from secateur.results.pictures import draw_seen
+from secateur.results.pictures import draw_predictions
 from secateur.results.summary import device_name, shape_of
 from secateur.runs.events import Event, Finished, Result
 from secateur.runs.prune import pruning_phases, training_phases
@@ -186,7 +186,7 @@ def _save(
     save(result, out / "result", **about)
     if job.maps is not None:
         try:
-            draw_seen({"before": whole, "after": result.model}, job.maps, out / "result" / "pictures.png")
+            draw_predictions({"before": whole, "after": result.model}, job.maps, out / "result" / "pictures.png")
         except MissingExtra as error:
             say(f"no pictures are drawn: {error}")
 

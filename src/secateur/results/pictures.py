@@ -17,7 +17,7 @@ ROWS = 4
 """The number of images."""
 
 
-def draw_seen(networks: dict[str, nn.Module], test: Iterable[Any], path: Path) -> None:
+def draw_predictions(networks: dict[str, nn.Module], test: Iterable[Any], path: Path) -> None:
     """Draw the first image of each of the first batches, its labels, and each network's classes."""
     rows = []
     for batch, _ in zip(test, range(ROWS), strict=False):

@@ -31,6 +31,9 @@ class Phase:
     trains_whole = False
     """Whether the whole network is other after it than before."""
 
+    def check(self, run: Run) -> None:
+        """Raise for settings that do not fit the network, before anything is trained."""
+
     def start(self, run: Run) -> None:
         """Set up at the first step of the phase, and again when a run is resumed within it."""
 
@@ -89,6 +92,9 @@ class TrainPhase(Phase):
         self.distills, self.averages = distills, averages
         self.trains_whole = name in ("baseline", "retrain")
         self.ema: Ema | None = None
+
+    def check(self, run: Run) -> None:
+        make_optimizer(run.trained, self.learning)
 
     def start(self, run: Run) -> None:
         only_train_(run.model, run.trained)

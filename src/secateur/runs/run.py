@@ -127,8 +127,8 @@ class Run:
         trains_first = False
         for phase in self.phases:
             trains_first |= phase.trains_whole
-            if isinstance(phase, PruningPhase) and trains_first:
-                phase.check(self)
+            if trains_first or not isinstance(phase, PruningPhase):
+                phase.check(self)  # without training before it, pruning is set up below
         if not trains_first:
             self._insert_gates()
         self.phase.start(self)

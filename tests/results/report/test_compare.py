@@ -95,17 +95,12 @@ def test_a_run_in_progress(copied: Path) -> None:
     page = render(read_runs([copied]))
     assert "not finished: Tick 2, " in page
     assert len(figures_of(page)["metric-0"]["data"][0]["y"]) == 3
-    (copied / "events.jsonl").write_text("")
-    assert shown(render(read_runs([copied]))) == []
-
-
-def test_one_tick_is_not_several(copied: Path) -> None:
-    shutil.rmtree(copied / "result")
-    lines = (copied / "events.jsonl").read_text().splitlines(keepends=True)
     (copied / "events.jsonl").write_text("".join(lines[:2]))
     page = render(read_runs([copied]))
     assert " in 1 Tick: the stronger the colour" in page
     assert '<p class="note">1 Tick</p>' in page
+    (copied / "events.jsonl").write_text("")
+    assert shown(render(read_runs([copied]))) == []
 
 
 def test_training_alone(runs: dict[str, Path]) -> None:

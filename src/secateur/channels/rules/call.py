@@ -79,9 +79,9 @@ def tensors_in(values: Iterable[Any]) -> list[Tensor]:
 class Call:
     """One operator call that has just run. A rule reads it and acts through these methods alone.
 
-    Read the call: `call["self"]`, `has`, `name`, `tensors`, `out`, `outputs`, `layout`.
-    What is known of its tensors: `axes`, `is_weights`, `is_zero`, `is_constant`, `trains`.
-    What is known of the results: `put`, `put_all`; the rest of a result is new: `new_zeros`, `new_fixed`, `join`.
+    Read the call: `call["self"]`, `has`, `name`, `tensors`, `out`, `outputs`, `layout`, `inexact`.
+    What is known of its arguments: `axes`, `is_weights`, `is_zero`, `is_constant`, `trains`, `has_slices`, `has_zeros`.
+    What is known of its results: `put`, `put_all`; codes for new elements: `new_zeros`, `new_fixed`, `join`.
     Couple channels: `tie`, `tie_all`, and say what they do: `mark`, `produce`, `consume`.
     Keep channels: `freeze`, `freeze_axes`, `lose`, `meet_fixed`, `mix`, `expose`, `wake`, `squeeze`.
     Sizes that the code states: `sized`, `sized_parts`, `parted`, `counts`.

@@ -151,7 +151,7 @@ def _by_group(call: Call, source: Axis, lead: Axis, out_each: int) -> Axis:
 
 
 def _fold(call: Call, codes: Tensor, groups: int) -> Tensor:
-    """Tie the same position of every group; one group's worth of codes."""
+    """Tie the same position of every group, and return the codes of one group."""
     grouped = codes.reshape(groups, -1)
     call.tie(grouped, grouped[:1])
     return with_alive(grouped[0], is_alive(grouped).any(0))

@@ -183,7 +183,7 @@ def spatial(call: Call) -> None:
     for other in call.tensors[1:]:
         call.freeze_axes(other, Kind.INDEXED)
     axes = call.axes(tensor)
-    # Grids sample over all axes but batch and channels; what has no number in its name is one of those.
+    # cudnn_grid_sampler has no number in its name: it samples over all axes but batch and channels.
     num_spatial = next((int(c) for c in reversed(call.name) if c.isdigit()), tensor.dim() - 2)
     for dim in range(tensor.dim() - num_spatial, tensor.dim()):
         axes[dim] = call.lose(axes[dim], Kind.MIXES)

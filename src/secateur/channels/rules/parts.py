@@ -158,7 +158,7 @@ def index_put(call: Call) -> None:
 
 
 def _overwrite_where(call: Call, mask: Tensor, alive: bool) -> None:
-    """`x[x < 0.1] = 0`: the mask goes with what is overwritten, and zeros stay unless the number is another."""
+    """`x[x < 0.1] = 0`: the mask is coupled with the tensor, and zeros stay zero unless the number is not 0."""
     axes = call.axes(call["self"])
     for dim, (axis, chosen) in enumerate(zip(axes, call.axes(mask), strict=True)):
         if isinstance(axis, Tensor) and isinstance(chosen, Tensor):

@@ -51,7 +51,7 @@ def pointwise(call: Call) -> None:
 
 
 def tie_axis(call: Call, tensors: list[Tensor], met: list[Axis]) -> Axis:
-    """What results where these axes meet element by element."""
+    """The axis of the result where these axes meet element by element."""
     # The result is known by the first: by one without zeros, if there is any, which tells how many there are.
     carried = sorted((axis for axis in met if isinstance(axis, Tensor)), key=call.has_zeros)
     if not carried:
@@ -115,7 +115,7 @@ def _kind(value: Any) -> Any:
 def _run_on_samples(call: Call, gone: list[bool]) -> str:
     samples = torch.tensor(SAMPLES, device="cpu")
     outcomes = {_run_on(call, gone, samples, zero) for zero in (0.0, -0.0)}
-    # Where the others are zero too, as `x == y` is not; what is not defined there does not matter.
+    # Also where the others are zero, for operators such as `x == y`; undefined values do not matter there.
     if outcomes == {"zero"} and _run_on(call, gone, torch.zeros(1), 0.0) == "alive":
         return "alive"
     return next(outcome for outcome in ("undefined", "alive", "zero") if outcome in outcomes)
@@ -192,7 +192,7 @@ def draw(call: Call) -> None:
 def fill(call: Call) -> None:
     """Filled with one value or with noise: no index differs from another in kind."""
     value = next((call[name] for name in ("fill_value", "value", "s") if call.has(name)), None)
-    # What is not filled yet is nobody's.
+    # Uninitialised memory counts as zeros.
     zero = call.name in ("zeros", "new_zeros", "zero_", "empty", "new_empty")
     if isinstance(value, Tensor):
         zero = call.is_constant(value) and not bool(value)

@@ -42,7 +42,7 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run, finished or not, or what its result tells of it."""
+    """A run, finished or not, or what is known from its result."""
 
     name: str
     moments: list[Moment]
@@ -196,7 +196,7 @@ def _members(asked: dict[str, Any]) -> dict[str, dict[str, int]]:
 
 def _setting(about: dict[str, Any], path: Path) -> list[Any]:
     settings, order = dict(_record(about, "settings", path)), dict(_record(about, "order", path))
-    # Weights of a network that was trained with the same seed, beside the run.
+    # Weights of a network that was trained with the same seed.
     order["weights"] = str(order.get("weights")).replace(f"seed{settings.pop('seed', None)}", "seed")
     rest = ("kind", "engine", "network", "input", "hardware", "versions")
     return [settings, order, *(about.get(key) for key in rest)]

@@ -36,14 +36,14 @@ def _channels(shown: Placed, number: int, several: bool) -> Chart:
     whole["marker"]["line"] = {"color": "--quiet", "width": 1}
     after: list[list[float]] = [[layer.after for layer in run.layers] for _, run in shown]
     before = sum(layer.before for layer in layers)
-    told = [
+    counts = [
         f"{run.name + ': ' if several else ''}{sum(left):,} of {before:,} filters are left"
         for (_, run), left in zip(shown, after, strict=True)
     ]
     return Chart(
         id=f"channels-{number}",
         title="Channels of each layer",
-        caption="; ".join(told) + ", of the layers that could lose some.",
+        caption="; ".join(counts) + ", of the layers that could lose some.",
         heads=["layer", "before", *(run.name if several else "after" for _, run in shown)],
         rows=[
             [text(layer.name), str(layer.before), *(str(left[place]) for left in after)]
