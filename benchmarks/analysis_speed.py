@@ -39,11 +39,11 @@ GROWING = ("resnet50", "resnet101", "resnet152")
 METHOD = f"""CPU seconds on one thread at {SIZE} px, medians over the repetitions of one run. The contestants take
 turns, each on a fresh copy of the network that is made outside the timed part. What is timed:
 
-- Secateur: `analyze(probe=False)`, `Plan.drop(graph, {RATIO})` and `shrink_`
+- Secateur: `analyze(probe=False)`, `Plan.random(graph, {RATIO})` and `shrink_`
 - with probe: the same with `analyze(probe=True)`, the default
 - Torch-Pruning: the pruner's constructor, which builds the graph, and one global step at the same ratio, by group
   magnitude, with the last layer excluded by hand
-- Torch-Pruning, random: the same with a random ranking, which is what `Plan.drop` has
+- Torch-Pruning, random: the same with a random ranking, which is what `Plan.random` has
 - its graph alone: what the constructor does first, and a user who wants to look at the groups does by itself"""
 
 Seconds = dict[str, list[float]]
@@ -52,12 +52,12 @@ Work = Callable[[nn.Module, Tensor], None]
 
 def secateur_without_probe(model: nn.Module, example: Tensor) -> None:
     graph = secateur.analyze(model, example, probe=False)
-    secateur.shrink_(model, secateur.Plan.drop(graph, RATIO, SEED))
+    secateur.shrink_(model, secateur.Plan.random(graph, RATIO, SEED))
 
 
 def secateur_with_probe(model: nn.Module, example: Tensor) -> None:
     graph = secateur.analyze(model, example)
-    secateur.shrink_(model, secateur.Plan.drop(graph, RATIO, SEED))
+    secateur.shrink_(model, secateur.Plan.random(graph, RATIO, SEED))
 
 
 def torch_pruning_by(importance: Callable[[], Any]) -> Work:

@@ -26,6 +26,8 @@ from torch import nn
 import secateur
 from secateur.data.arrays import Arrays
 from secateur.models.lookup import find_model
+from secateur.runs.prune import pruning_phases
+from secateur.runs.run import Run
 from secateur.training.engine import Engine
 from secateur.training.loop import Trainer, Work
 from secateur.training.optimizers import make_optimizer
@@ -51,13 +53,13 @@ def phases(name: str, engine: Engine, repeats: int, **changes: Any) -> dict[str,
     train = arrays("cuda", IMAGES, shuffle=True, crop=4, flip=True, channels_last=engine.channels_last, drop_last=True)
     task = secateur.classification(train)
     graph = secateur.analyze(model, torch.randn(1, 3, 32, 32, device="cuda"))
-    common = {"tick_removes": 0.002, "ticks_per_tock": repeats + 1, "tock_epochs": repeats + 1, **changes}
+    common = {"tick_removes": 0.002, "tock_every": repeats + 1, "tock_epochs": repeats + 1, **changes}
+    pruning = secateur.TickTock.of(keep_macs=0.3, **common)
+    tuning = secateur.TickTock.of(keep_macs=1.0, finetune_epochs=repeats + 1, **changes)
+    whole = secateur.Plan(graph, graph.all_kept())
     seconds: dict[str, list[float]] = {}
-    for settings, wanted in (
-        (secateur.TickTock(keep_macs=0.3, **common), ("Tick", "Tock")),
-        (secateur.TickTock(keep_macs=1.0, finetune_epochs=repeats + 1, **changes), ("FineTune",)),
-    ):
-        for event in settings.steps(model, graph, task, engine=engine):
+    for settings, wanted in ((pruning, ("Tick", "Tock")), (tuning, ("FineTune",))):
+        for event in Run(settings, pruning_phases(settings), model, whole, task, engine=engine).events():
             kind = type(event).__name__
             if kind in wanted:
                 seconds.setdefault(kind, []).append(event.seconds)
@@ -138,7 +140,7 @@ def peak_memory(name: str) -> tuple[float, float]:
         model = find_model(name).cuda().train()
         if gated:
             secateur.insert_gates_(model, secateur.analyze(model, torch.randn(1, 3, 32, 32, device="cuda")))
-        optimizer = make_optimizer("sgd", list(model.parameters()), momentum=0.9, nesterov=False, weight_decay=1e-4)
+        optimizer = make_optimizer(list(model.parameters()), secateur.Learning())
         batch = arrays("cuda", 1024, 1024)
         work = Work("memory", secateur.classification([]).loss, optimizer, rate=lambda s: 0.01)
         trainer = Trainer(model, Engine(graphs=False))
@@ -234,7 +236,7 @@ def on_cpu(repeats: int) -> str:
         torch.manual_seed(0)
         ours, bare = find_model("resnet20").train(), find_model("resnet20").train()
         loss = secateur.classification([]).loss
-        mine = make_optimizer("sgd", list(ours.parameters()), momentum=0.9, nesterov=False, weight_decay=1e-4)
+        mine = make_optimizer(list(ours.parameters()), secateur.Learning())
         work = Work("overhead", loss, mine, rate=lambda s: 0.01)
         trainer = Trainer(ours)
         optimizer = torch.optim.SGD(bare.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)

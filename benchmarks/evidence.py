@@ -21,7 +21,7 @@ from secateur.recipes.reports import main_of
 from secateur.results.structure import Layer, Structure
 
 RESULTS = Path(__file__).parent.parent / "results"
-KEPT_OF_EVENTS = ("event", "number", "epoch", "share", "params", "filters", "metrics", "seconds")
+KEPT_OF_EVENTS = ("event", "phase", "number", "epoch", "share", "params", "filters", "metrics", "seconds")
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,19 @@ class Evidence:
 
     @property
     def seconds(self) -> float:
-        """In all, with what was done to the whole network first."""
+        """In all; the first runs counted retraining separately."""
         return self.data["seconds"] + self.data.get("again", {}).get("seconds", 0)
 
     @property
+    def retrained(self) -> float:
+        """The main number of the whole network when it was retrained."""
+        events = [event for event in self.events("Train") if event["phase"] == "retrain"]
+        return main_of(events[-1]["metrics"] if events else self.data["again"]["metrics"])
+
+    @property
     def trains_only(self) -> bool:
-        """Whether nothing was to be removed."""
-        return self.data["settings"]["keep_macs"] == 1
+        """Whether nothing was to be removed; in the first runs, training was pruning to all of the MACs."""
+        return self.data["settings"].get("keep_macs", 1) == 1
 
     @property
     def structure(self) -> Structure:
@@ -76,9 +82,9 @@ def keep(run: Path, group: str | None) -> Path:
         # What the recipe says by now, which may change.
         recipe = find_recipe(order["recipe"])
         order |= {name: getattr(recipe, name) for name in ("batch_size", "erase") if order[name] is None}
-    for holder, key in ((order, "data"), (order, "weights"), (data.get("again", {}), "weights")):
-        if holder.get(key) is not None:
-            holder[key] = Path(holder[key]).name
+    for key in ("data", "weights"):
+        if order[key] is not None:
+            order[key] = Path(order[key]).name
     events = read_json_lines(run / "result" / "history.jsonl")
     data["engine"] = read_json(run / "config.json")["engine"]
     data["trajectory"] = [{key: event[key] for key in KEPT_OF_EVENTS if key in event} for event in events]

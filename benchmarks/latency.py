@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,11 @@ taken by turns with the whole network."""
 
 def pruned(model: nn.Module, example: torch.Tensor, share: float, kind: str, table: Any) -> nn.Module:
     """The network with that share of its MACs, or of its time, left."""
-    copy = secateur.shrink(model, secateur.Plan.drop(secateur.analyze(model, example, probe=False), 0.0))
     by_latency = "by latency" in kind
     rank = {"rank": "score_per_microsecond", "latency": table} if by_latency else {}
-    pruner = secateur.Pruner(copy, example, score="l1", multiple_of=8 if "8" in kind else 1, **rank)
-    pruner.prune(**{"keep_latency" if by_latency else "keep_macs": share})
+    limits = secateur.Limits(multiple_of=8 if "8" in kind else 1)
+    pruner = secateur.Pruner(deepcopy(model), example, score="l1", limits=limits, **rank)
+    pruner.prune(budget=secateur.Budget(latency=share) if by_latency else secateur.Budget(macs=share))
     return pruner.finish().eval()
 
 

@@ -17,8 +17,8 @@ from coverage_report import hardware
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from secateur import Oracle, analyze, insert_gates_
-from secateur.pruning.scores import Random, Score, make_score
+from secateur import analyze, insert_gates_
+from secateur.pruning.scores import Oracle, Random, Score, make_score
 
 DOCS = Path(__file__).parent.parent / "docs"
 SEEDS = 5

@@ -6,18 +6,18 @@ Sections without runs are left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 from evidence import RESULTS, Evidence, read_all, spread
 
-from secateur.cli.train import NAMES, Tuning
 from secateur.files import read_json
 from secateur.recipes.reports import PAPER, draw_architectures, draw_rankings, path_of, table_of_rankings
 from secateur.results.figures import draw_structures
 from secateur.runs.settings import TickTock
+from secateur.settings import flat_fields
+from secateur.training.settings import Learning, Schedule
 
 DOCS = Path(__file__).parent.parent / "docs"
 README = DOCS.parent / "README.md"
@@ -147,7 +147,7 @@ there is no setting for them.
 
 So the recipe now trains the whole network for 80 epochs more, on the labels; prunes it in Ticks of 4% on a fifth of the
 images; and fine-tunes for 200 epochs; all with squares erased and in batches of 256."""
-FIRST: dict[str, Any] = TickTock(
+FIRST: dict[str, Any] = TickTock.of(
     keep_macs=0.3,
     tick_removes=0.02,
     rank="score_per_mac",
@@ -157,9 +157,21 @@ FIRST: dict[str, Any] = TickTock(
     distill=0.9,
     finetune_epochs=100,
     finetune_shape="warmup",
-    finetune_lr=(0.0, 0.1),
-).to_dict() | {"batch_size": 128, "erase": 0, "distill_mix": "none"}
-"""Our recipe when the search began; with a setting that was tried and is no more, and its value that did nothing."""
+    finetune_lr=0.1,
+    finetune_lr_low=0.0,
+).to_dict() | {"batch_size": 128, "erase": 0}
+FIRST |= {name: FIRST[f"finetune_{name}"] for name in flat_fields(Schedule)}
+"""Our recipe when the search began; its fine-tuning by the names of plain training too."""
+FORMER: dict[str, Any] = FIRST | {
+    "ticks_per_tock": FIRST["tock_every"],
+    "sparsity": FIRST["tock_sparsity"],
+    "tock_lr": [FIRST["tock_lr_low"], FIRST["tock_lr"]],
+    "finetune_lr": [FIRST["finetune_lr_low"], FIRST["finetune_lr"]],
+    "milestones": FIRST["finetune_milestones"],
+    "milestone_divides": FIRST["finetune_divide"],
+    "distill_mix": "none",
+}
+"""The same by the names of that time, which the runs of the search have."""
 SPEED = """\
 Made by `secateur bench --json` with the networks in the order of the rows, medians of n passes taken by turns. For
 ResNet-50, see [MACs and time on a CPU](latency_cpu.md), [with batches of 64](latency_cpu_64.md), and [on a
@@ -170,8 +182,14 @@ On the H200 the pruned ResNet-56 and VGG-16-M are slower than the whole ones. A 
 8](latency_cuda_32.md) VGG-16-M gains 12% and 20% images/s at 60% and 45% of its MACs, and with a budget of latency 16%
 and 26%; ResNet-56, whose layers have 16 to 64 channels, still loses 8%: at this size it has nothing that a GPU would
 save time on."""
-OF_TRAINING = {NAMES.get(f.name, f.name) for f in fields(Tuning)} | {"distill_mix", "batch_size", "erase"}
-"""The settings that act on a run which removes nothing."""
+OF_TRAINING = {
+    *(prefix + name for prefix in ("finetune_", "") for name in ("epochs", "lr", "shape")),
+    *flat_fields(Learning),
+    "distill_mix",
+    "batch_size",
+    "erase",
+}
+"""The settings that matter in a run which removes nothing."""
 INTRODUCTION = """\
 # Results
 
@@ -240,7 +258,7 @@ def table1(sets: Sets) -> str:
 
 def lifted(runs: list[Evidence]) -> str:
     """What the whole network came to before it was pruned."""
-    return spread([run.data["again"]["metrics"]["accuracy"] for run in runs])
+    return spread([run.retrained for run in runs])
 
 
 def search(sets: Sets) -> str:
@@ -271,10 +289,11 @@ def start_of(run: Evidence) -> str:
 def differences(run: Evidence) -> str:
     """From the recipe's first version, in what matters for this run."""
     settings = run.data["settings"] | {key: run.data["order"][key] for key in ("batch_size", "erase")}
+    first = FORMER if "ticks_per_tock" in settings else FIRST
     changed = {
         key: value
         for key, value in settings.items()
-        if value != FIRST[key] and key not in ("seed", "evaluate", "keep_macs")
+        if value != first[key] and key not in ("seed", "evaluate", "keep_macs")
         if not run.trains_only or key in OF_TRAINING
     }
     return ", ".join(f"{key} {value}" for key, value in changed.items()) or "-"

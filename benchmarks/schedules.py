@@ -20,15 +20,16 @@ from coverage_report import hardware
 import secateur
 from secateur.data.digits import digits
 from secateur.recipes.demo import SETTINGS, train_baseline
+from secateur.runs.events import Tick
 
 DOCS = Path(__file__).parent.parent / "docs"
 SEEDS, SHARE = 5, 0.2
 SCHEDULES = {
     "One-Shot": secateur.TickTock.one_shot,
     "Tick-Only": secateur.TickTock.tick_only,
-    "Tick-Tock": secateur.TickTock,
+    "Tick-Tock": secateur.TickTock.of,
 }
-COMMON = {"tick_removes": 0.02, "tock_epochs": 3, "tock_lr": (1e-3, 2e-2), "finetune_epochs": 15}
+COMMON = {"tick_removes": 0.02, "tock_epochs": 3, "tock_lr": 2e-2, "finetune_epochs": 15}
 METHOD = """A ResNet-14 for 8x8 images, trained as `secateur demo` does it, then pruned to {share:.0%} of its MACs and
 fine-tuned for 15 epochs, alike for all three. One-Shot scores once and removes everything at once. Tick-Only removes
 2% of the remaining filters after each epoch on the gates. Tick-Tock also trains everything for 3 epochs, with the L1
@@ -41,14 +42,14 @@ def run_seed(seed: int, share: float) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     train, test = digits()
     task = secateur.classification(train, test)
-    model = train_baseline(task, train, seed, lambda text: None)
+    model = train_baseline(task, seed, lambda text: None)
     graph = secateur.analyze(model, test.images[:1])
     rows = []
     for name, build in SCHEDULES.items():
         own = {key: value for key, value in COMMON.items() if name != "One-Shot" or key != "tick_removes"}
-        settings = build(keep_macs=share, seed=seed, finetune_lr=SETTINGS.finetune_lr, **own)
-        result = settings(model, graph, task)
-        pruned = next(e for e in reversed(result.history) if isinstance(e, secateur.Tick))
+        settings = build(keep_macs=share, seed=seed, finetune_lr=SETTINGS.finetune.lr, **own)
+        result = secateur.prune(model, test.images[:1], task, settings=settings, graph=graph)
+        pruned = next(e for e in reversed(result.history) if isinstance(e, Tick))
         rows.append(
             {
                 "schedule": name,

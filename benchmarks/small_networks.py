@@ -93,14 +93,14 @@ CASES = {
     "VGG-16-M, width 1/8": Case(lambda: CifarVgg(in_channels=1, width=0.125), larger, (1, 1, 16, 16)),
     "FCN without batch norm": Case(SmallFcn, pairs, (1, 1, 8, 16), 0.3),
 }
-SETTINGS = secateur.TickTock(
+SETTINGS = secateur.TickTock.of(
     keep_macs=SHARE,
     tick_removes=0.12,
-    ticks_per_tock=4,
+    tock_every=4,
     tock_epochs=2,
-    tock_lr=(1e-3, 2e-2),
+    tock_lr=2e-2,
     finetune_epochs=EPOCHS,
-    finetune_lr=(1e-3, 5e-2),
+    finetune_lr=5e-2,
 )
 
 
@@ -109,11 +109,8 @@ def run(case: Case, seed: int) -> secateur.Result:
     torch.manual_seed(seed)
     model, task = case.build(), case.task()
     example = torch.randn(case.example)
-    training = secateur.TickTock(keep_macs=1.0, finetune_epochs=EPOCHS, finetune_lr=(1e-2, case.lr), seed=seed)
-    trained = training(model, secateur.analyze(model, example), task).model
-    result = SETTINGS.but(seed=seed)(trained, secateur.analyze(trained, example), task)
-    secateur.verify(trained, result.plan, example)
-    return result
+    trained = secateur.train(model, example, task, epochs=EPOCHS, lr=case.lr, lr_low=1e-2, seed=seed).model
+    return secateur.prune(trained, example, task, settings=SETTINGS.but(seed=seed))
 
 
 def row(name: str, results: list[secateur.Result]) -> str:

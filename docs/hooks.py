@@ -1,7 +1,6 @@
-"""What is written into pages when the site is built: the commands' help, and how datasets' folders look.
+"""Fills pages when the site is built: with the help of commands, the folders of datasets, and files of the project.
 
-Both come from the code itself, so that neither can go stale. A page says where with `<!-- commands -->` and
-`<!-- datasets -->`.
+Pages say where with `<!-- commands -->`, `<!-- datasets -->`, `<!-- CONTRIBUTING.md -->` and `<!-- CHANGELOG.md -->`.
 """
 
 import contextlib
@@ -17,11 +16,11 @@ from unittest import mock
 DOCS = Path(__file__).parent
 WIDTH = "84"
 MEASURED = "Measured"
-"""The part of the navigation where the pages are that benchmarks write."""
+"""The part of the navigation for pages that benchmarks write."""
 
 
 def on_config(config: Any) -> Any:
-    """Add the pages of benchmarks that the navigation does not list: which there are depends on what has been run."""
+    """Add pages of benchmarks that the navigation does not list."""
     for part in config.nav:
         if MEASURED in part:
             listed = {next(iter(entry.values())) for entry in part[MEASURED]}
@@ -33,10 +32,15 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **about: Any) -> str:
-    """Fill in what the code itself can tell."""
-    for place, tell in (("<!-- commands -->", commands), ("<!-- datasets -->", datasets)):
+    """Replace the placeholders of a page."""
+    for place, make in (("<!-- commands -->", commands), ("<!-- datasets -->", datasets)):
         if place in markdown:
-            markdown = markdown.replace(place, tell())
+            markdown = markdown.replace(place, make())
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        if f"<!-- {name} -->" in markdown:
+            # Its links are relative to the root of the project, those of the page to docs/.
+            text = (DOCS.parent / name).read_text().replace("](docs/", "](")
+            markdown = markdown.replace(f"<!-- {name} -->", text)
     return markdown
 
 
@@ -46,9 +50,9 @@ def title_of(page: Path) -> str:
 
 def commands() -> str:
     """Every command with its help."""
-    from secateur.cli.command import _commands
+    from secateur.cli.command import commands as known_commands
 
-    known = _commands()
+    known = known_commands()
     rows = [f"| [`{name}`](#secateur-{name}) | {summary_of(kind)} |" for name, kind in known.items()]
     parts = ["| command | |", "|---|---|", *rows]
     for name in known:
@@ -65,7 +69,7 @@ def help_of(name: str) -> str:
     """What `secateur NAME --help` prints, at a fixed width, without colours and frames."""
     from secateur.cli import main
 
-    # Of an encoding, as a terminal is: the parser looks at it when it chooses its frames.
+    # With an encoding, as a terminal has: the parser chooses its frames by it.
     printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     with (
         mock.patch.dict(os.environ, COLUMNS=WIDTH, NO_COLOR="1"),
@@ -98,7 +102,7 @@ def unframed(text: str) -> str:
 
 
 def datasets() -> str:
-    """Every dataset that has a folder, as the reader wants it."""
+    """Every dataset, with the folder that its reader expects."""
     from secateur.data.catalog import DATASETS
 
     parts = []

@@ -33,10 +33,10 @@ for epoch in range(4):
             optimizer.step()
             optimizer.zero_grad()
     if epoch > 0:
-        removal = pruner.prune(fraction=0.2, keep_macs=0.5, optimizer=optimizer.optimizer)
+        removal = pruner.prune(fraction=0.2, budget=secateur.Budget(macs=0.5), optimizer=optimizer.optimizer)
         accelerator.print(f"epoch {epoch + 1}: {removal.filters} filters removed, {removal.cost.macs:,} MACs left")
 
 model = pruner.finish().eval()
 accuracy = (model(test.images.to(accelerator.device)).argmax(1).cpu() == test.labels).float().mean()
 share = pruner.cost.macs / pruner.graph.macs
-accelerator.print(f"{share:.0%} of the MACs, {100 * accuracy:.1f}% of the test images right")
+accelerator.print(f"{share:.0%} of the MACs, {100 * accuracy:.1f}% of the test images correct")

@@ -1,4 +1,4 @@
-"""Prune inside a training loop of your own: four lines of it are Secateur's.
+"""Prune in your own training loop: four lines of it are Secateur's.
 
 Here with mixed precision and gradients accumulated over two batches, to show where `observe` belongs: once per
 optimizer step, after `unscale_`, before clipping.
@@ -34,11 +34,11 @@ for epoch in range(6):
             scaler.update()
             optimizer.zero_grad()
     if epoch in (2, 3, 4):
-        removal = pruner.prune(fraction=0.2, keep_macs=0.5, optimizer=optimizer)
+        removal = pruner.prune(fraction=0.2, budget=secateur.Budget(macs=0.5), optimizer=optimizer)
         print(f"epoch {epoch + 1}: removed {removal.filters} filters, {removal.cost.macs:,} MACs left")
 
-model = pruner.finish().eval()  # gates merged, nothing of ours left
+model = pruner.finish().eval()  # gates merged, and removed
 with torch.no_grad():
     right = sum(int((model(images.to(device)).argmax(1).cpu() == labels).sum()) for images, labels in test)
 share = pruner.cost.macs / pruner.graph.macs
-print(f"{share:.0%} of the MACs, {100 * right / len(test.labels):.1f}% of the test images right")
+print(f"{share:.0%} of the MACs, {100 * right / len(test.labels):.1f}% of the test images correct")

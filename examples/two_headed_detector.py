@@ -71,7 +71,7 @@ for _ in range(8):
         optimizer.step()
 
 task = secateur.Task(batches, loss, evaluate)
-graph = secateur.analyze(model, torch.randn(1, 1, SIZE, SIZE))
-settings = secateur.TickTock(keep_macs=0.5, tick_removes=0.1, ticks_per_tock=3, tock_epochs=1, finetune_epochs=6)
-result = settings(model, graph, task, progress=print)
+example = torch.randn(1, 1, SIZE, SIZE)
+settings = secateur.TickTock.of(keep_macs=0.5, tick_removes=0.1, tock_every=3, tock_epochs=1, finetune_epochs=6)
+result = secateur.prune(model, example, task, settings=settings, progress=print)
 print(result)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from secateur import cli
 from secateur.data.digits import digits
 from secateur.recipes import demo
 from secateur.results.bench import latency
@@ -18,11 +19,11 @@ def test_the_whole_job_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     few = [replace(data, images=data.images[:128], labels=data.labels[:128]) for data in digits()]
     monkeypatch.setattr(demo, "digits", lambda: few)
     monkeypatch.setattr(demo, "latency", partial(latency, repetitions=1))
-    monkeypatch.setattr(demo, "BASELINE_EPOCHS", 2)
+    monkeypatch.setattr(demo, "BASELINE", demo.BASELINE.but(epochs=2))
     said: list[str] = []
-    settings = demo.SETTINGS.but(tick_removes=0.3, ticks_per_tock=2, tock_epochs=1, finetune_epochs=1)
+    settings = demo.SETTINGS.but(tick_removes=0.3, tock_every=2, tock_epochs=1, finetune_epochs=1)
     done = demo.run_demo(tmp_path / "out", settings, said.append)
-    assert said[0].startswith("training the baseline, epoch  1 of 2: ")
+    assert [text.split()[0] for text in said[:4]] == ["Start", "Train", "Train", "Finished"]
     assert any(text.startswith("Tick 1 ") for text in said)
     assert said[-1].startswith("Finished")
     assert done.result.after.macs <= 0.4 * done.result.before.macs
@@ -33,11 +34,16 @@ def test_the_whole_job_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
-def test_a_wrong_budget_is_one_line(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-m", "secateur", "demo", "--keep-macs", "1.5"]
-    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == "secateur: keep_macs is the share that is left, above 0 and at most 1, got 1.5\n"
+def test_mistakes_are_found_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(demo, "run_demo", lambda *_: pytest.fail("it has begun"))
+    for arguments, word in ((["--keep-macs", "1.5"], "keep_macs"), (["--out", str(tmp_path / "file")], "file")):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["demo", *arguments])
+        assert stop.value.code == 2
+        assert word in capsys.readouterr().err
 
 
 @pytest.mark.slow

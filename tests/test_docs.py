@@ -1,13 +1,12 @@
-"""The documentation does what it says: Python blocks run, commands work, and the reference is complete.
+"""The documentation is correct: Python blocks run, commands work, and the reference is complete.
 
-The blocks of a page are run in their order, in one namespace and one folder, as a reader would who follows it word for
-word and has done the tutorial before. A fenced `text` block with the title "Output" must be exactly what the block
-before it prints. Below `<!-- not run: WHY -->` commands are only parsed, since they need data or hardware that is not
-here, or take too long. Files that a page shows are blocks of another kind, `{.python}`, and have tests of their own.
+The blocks of a page run in order, in one namespace and one folder, for a reader who has done the tutorial. A fenced
+`text` block with the title "Output" must be exactly what the block before it prints. Below `<!-- not run: WHY -->`, in
+indented blocks and in text, commands are only parsed: they need data or hardware that is missing here, or take too
+long. Files that a page shows are blocks of another kind, `{.python}`, and have tests of their own.
 
-What a reader trains for minutes is trained for a moment here, and no page is changed for that: `miniature` makes every
-epoch, and every test of a network, a handful of examples long. Numbers of epochs, budgets and everything else are the
-page's own.
+Pages train for minutes. Here `miniature` makes every epoch and every evaluation a few examples long; the number of
+epochs, the budgets and everything else are those of the page.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import torch
 
 import secateur
 from secateur.cli import main
-from secateur.cli.command import _commands, _parse
+from secateur.cli.command import _parse, commands
 from secateur.data.catalog import DATASETS
 from secateur.nested import map_tensors
 from secateur.pruning import scores
@@ -44,7 +43,8 @@ TUTORIAL = "docs/tutorial.md"
 BEGINNING = (["secateur", "train"], ["secateur", "prune"])
 """The tutorial's commands whose runs other pages need too."""
 EXAMPLES = 8
-"""How many make an epoch, or a test."""
+"""Examples in an epoch, and in an evaluation."""
+README_LINES = 120
 
 FENCE = re.compile(
     r"^(?P<not_run> *<!-- not run: [^\n]+ -->\n)?"
@@ -62,6 +62,11 @@ class Block:
     line: int
     runs: bool
     is_output: bool
+
+    @property
+    def uses_runs(self) -> bool:
+        """Whether it opens a run of the tutorial."""
+        return self.runs and bool(re.search(r"runs/(digits|baseline)\b", self.body))
 
     @property
     def commands(self) -> list[list[str]]:
@@ -86,28 +91,28 @@ def blocks_of(page: Path) -> list[Block]:
     ]
 
 
-PAGES = [*sorted(DOCS.rglob("*.md")), OWN_MODEL / "README.md"]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), OWN_MODEL / "README.md"]
 BLOCKS = {str(page.relative_to(ROOT)): blocks_of(page) for page in PAGES if page.exists()}
 RUN = [page for page, blocks in BLOCKS.items() if any(block.kind in ("python", "shell") for block in blocks)]
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def miniature() -> Iterable[None]:
-    """An epoch is a few examples of its first batch, and a test is a few of those."""
-    epoch, on_device = Trainer.epoch, task.on_device
+    """An epoch, and an evaluation, has a few examples of the first batch."""
+    epoch, prefetch = Trainer.epoch, task.prefetch
 
     def few(batches: Iterable[Any]) -> list[Any]:
         return [map_tensors(next(iter(batches)), lambda tensor: tensor[:EXAMPLES])]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "epoch", lambda self, batches, *rest: epoch(self, few(batches), *rest))
-        patch.setattr(task, "on_device", lambda batches, model: few(on_device(batches, model)))
+        patch.setattr(task, "prefetch", lambda batches, device: few(prefetch(batches, device)))
         yield
 
 
 @pytest.fixture(scope="module")
 def runs(miniature: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runs of the tutorial, which other pages begin with."""
+    """The runs of the tutorial, which other pages use."""
     folder = tmp_path_factory.mktemp("tutorial")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -120,11 +125,14 @@ def runs(miniature: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def reader(page: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterable[None]:
-    """Someone who has the examples, and the runs that the tutorial begins with; leaves nothing behind."""
+def reader(
+    page: str, miniature: None, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterable[None]:
+    """A folder with the examples, and with the tutorial's runs if the page uses them; leaves nothing behind."""
     own_model = tmp_path / "examples" / "own_model"
     shutil.copytree(OWN_MODEL, own_model, ignore=shutil.ignore_patterns("runs", "__pycache__"))
-    shutil.copytree(runs, tmp_path / "runs")
+    if page == TUTORIAL or any(block.uses_runs for block in BLOCKS[page]):
+        shutil.copytree(request.getfixturevalue("runs"), tmp_path / "runs")
     monkeypatch.chdir(own_model if page.startswith("examples") else tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(scores, "SCORES", dict(scores.SCORES))
@@ -138,9 +146,7 @@ def reader(page: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_a_page_does_what_it_says(
-    page: str, reader: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_page(page: str, reader: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     namespace: dict[str, Any] = {"__name__": "page"}
     printed = ""
     for block in BLOCKS[page]:
@@ -152,13 +158,13 @@ def test_a_page_does_what_it_says(
             printed = capsys.readouterr().out
         for words in block.commands:
             if page == TUTORIAL and words[:2] in BEGINNING:
-                continue  # `runs` has done it, word for word
+                continue  # done by `runs`
             run_command(words, block.runs, monkeypatch)
             printed = capsys.readouterr().out
 
 
 def run_command(words: list[str], runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do what a command of ours does, without a process of its own; others are left to the reader."""
+    """Run a command of Secateur in this process; other commands are skipped."""
     if words[0] == "cd":
         monkeypatch.chdir(words[1])
     elif words[0] == "secateur" and runs:
@@ -167,9 +173,27 @@ def run_command(words: list[str], runs: bool, monkeypatch: pytest.MonkeyPatch) -
         _parse(words[words.index("secateur") + 1 :])
 
 
+def commands_in_text(page: Path) -> list[str]:
+    """Commands outside of fenced blocks: in indented lines, and between backticks."""
+    text = FENCE.sub("", page.read_text())
+    indented = re.findall(r"^    ((?:torchrun .* -m )?secateur .*)$", text, flags=re.MULTILINE)
+    quoted = [" ".join(found.split()) for found in re.findall(r"`(secateur [a-z]+ [^`]+)`", text)]
+    return [command for command in (*indented, *quoted) if not re.search(r"\.\.\.|--help|\b[A-Z]{3,}\b", command)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands_in_text(page)], ids=lambda page: page.name)
+def test_commands_in_text_can_be_parsed(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in commands_in_text(page):
+        words = shlex.split(command, comments=True)
+        try:
+            _parse(words[words.index("secateur") + 1 :])
+        except SystemExit:
+            pytest.fail(f"{command}: {capsys.readouterr().err}")
+
+
 def test_blocks_are_found() -> None:
-    """A fence that the pattern above does not match would be left out in silence."""
-    for page in sorted(DOCS.rglob("*.md")):
+    """A fence that the pattern above does not match would be skipped."""
+    for page in PAGES:
         opened = re.findall(r"^ *```(?:python|shell)", page.read_text(), flags=re.MULTILINE)
         assert len(opened) == sum(block.kind in ("python", "shell") for block in blocks_of(page)), page
 
@@ -177,6 +201,25 @@ def test_blocks_are_found() -> None:
 def test_every_public_name_has_one_entry() -> None:
     text = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
     assert sorted(re.findall(r"^::: secateur\.(\w+)$", text, flags=re.MULTILINE)) == sorted(secateur.__all__)
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
+
+
+def test_the_readme_uses_public_names_only() -> None:
+    code = "\n".join(block.body for block in BLOCKS["README.md"] if block.kind == "python")
+    assert not re.findall(r"secateur\.(?:channels|pruning|training|data|models|runs|results|recipes|cli)\b", code)
+    assert set(re.findall(r"secateur\.(\w+)", code)) <= set(secateur.__all__)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", DOCS / "architecture.md"])
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    named = re.findall(r"`((?:src|tests|docs|examples|benchmarks)/[\w/.-]+)`", text)
+    links = re.findall(r"\]\(([\w/.-]+)[)#]", text)
+    for path in [*(ROOT / name for name in named), *(page.parent / link for link in links)]:
+        assert path.exists(), path
 
 
 def load_module(name: str) -> ModuleType:
@@ -196,7 +239,7 @@ def test_the_code_that_builds_the_site(name: str) -> None:
 
 def test_every_command_is_in_the_reference() -> None:
     text = load_module("hooks").on_page_markdown((DOCS / "commands.md").read_text())
-    for name in _commands():
+    for name in commands():
         assert f"[`{name}`](#secateur-{name})" in text
         assert f"## secateur {name}\n\n```text\nusage: secateur {name} " in text
     assert not set("╭╮╰╯│\x1b") & set(text)

@@ -9,6 +9,7 @@ import evidence
 import pytest
 import results_page
 
+from secateur.errors import InvalidSetting
 from secateur.recipes.jobs import Order
 
 HERE = Path(__file__).parent
@@ -49,27 +50,30 @@ def test_the_page_has_the_mean_over_seeds(runs: list[Path], tmp_path: Path, monk
     assert "Table 3" not in text
 
 
-def test_training_once_more_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retraining_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "RESULTS", tmp_path / "results")
     run = tmp_path / "runs" / "GBN-40-seed0"
-    doing.do(Order(recipe="tiny_job:build", again=1), doing.PRUNING, run)
+    doing.do(Order(recipe="tiny_job:build"), doing.PRUNING.but(retrain_epochs=1), run)
     kept = evidence.Evidence("GBN-40", 0, json.loads(evidence.keep(run, None).read_text()))
-    more = doing.summary(run / "again")["seconds"]
-    assert more > 0
-    assert kept.seconds == doing.summary(run)["seconds"] + more
-    assert kept.data["order"]["weights"] == "again"
+    (retrained,) = [event for event in kept.data["trajectory"] if event.get("phase") == "retrain"]
+    assert kept.retrained == retrained["metrics"]["accuracy"]
+    assert kept.seconds == doing.summary(run)["seconds"]
 
 
 def test_a_search_tells_what_differs(runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "RESULTS", tmp_path / "results")
     other = tmp_path / "other-seed0"
     doing.do(Order(recipe="tiny_job:build"), doing.PRUNING.but(tick_lr=0.5, seed=3), other)
-    for run in (runs[0], other):
+    trained = tmp_path / "trained-seed0"
+    doing.do(Order(recipe="tiny_job:build"), doing.TRAINING, trained)
+    for run in (runs[0], other, trained):
         evidence.keep(run, "search")
     text = results_page.draw(evidence.read_all(tmp_path / "results"))
     (row,) = [line for line in text.splitlines() if line.startswith("| other |")]
     (known,) = [line for line in text.splitlines() if line.startswith("| GBN-40 |")]
+    (trains,) = [line for line in text.splitlines() if line.startswith("| trained |")]
     assert "tick_lr 0.5" in row
+    assert "epochs 2, shape steps" in trains.replace("lr 0.1, ", "")
     assert "tick_lr" not in known
     assert "seed" not in row.replace("random weights", "")
 
@@ -85,5 +89,5 @@ def test_what_is_published_is_what_the_files_say(tmp_path: Path, monkeypatch: py
 
 
 def test_a_run_that_is_not_finished_is_no_evidence(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="is not finished"):
+    with pytest.raises(InvalidSetting):
         evidence.keep(tmp_path, None)

@@ -24,7 +24,7 @@ FLOORS = [
     {"data", "models"},
     {"pruning", "training"},
     {"channels"},
-    {"extras", "files"},
+    {"extras", "files", "settings"},
     {"errors", "nested", "randomness", "timing", "words"},
 ]
 FORBIDDEN = {
@@ -71,17 +71,13 @@ def run_python(code: str) -> list[str]:
     return json.loads(output)
 
 
-def test_import_does_not_load_torch():
-    loaded = run_python("import json, sys, secateur; print(json.dumps(list(sys.modules)))")
-    assert "secateur" in loaded
-    assert "torch" not in loaded
-
-
-def test_help_does_not_load_torch():
+def test_neither_import_nor_help_loads_torch():
     code = """
 import json, sys
 from contextlib import redirect_stdout
 from io import StringIO
+import secateur
+assert "torch" not in sys.modules
 from secateur.cli import main
 with redirect_stdout(StringIO()) as out:
     try:
@@ -96,16 +92,21 @@ print(json.dumps(list(sys.modules)))
 
 def test_public_names_load_torch_and_the_standard_library_only():
     # Beside its requirements, which it may load later, torch takes some packages where it finds them.
-    allowed = {"secateur", *sys.stdlib_module_names, *modules_of({"torch", "safetensors"}), *loaded_by("import torch")}
-    assert loaded_by("import secateur; [getattr(secateur, name) for name in secateur.__all__]") <= allowed
-
-
-def loaded_by(statement: str) -> set[str]:
-    """The top-level modules that a statement loads."""
-    code = (
-        f"import json, sys; before = set(sys.modules); {statement}; print(json.dumps(list(set(sys.modules) - before)))"
-    )
-    return {module.partition(".")[0] for module in run_python(code)}
+    code = """
+import json, sys
+def top():
+    return sorted({module.partition(".")[0] for module in sys.modules})
+before = top()
+import torch
+with_torch = top()
+import secateur
+for name in secateur.__all__:
+    getattr(secateur, name)
+print(json.dumps([before, with_torch, top()]))
+"""
+    before, with_torch, loaded = run_python(code)
+    allowed = {"secateur", *sys.stdlib_module_names, *modules_of({"torch", "safetensors"}), *before, *with_torch}
+    assert set(loaded) <= allowed
 
 
 def modules_of(distributions: set[str]) -> set[str]:
@@ -141,19 +142,18 @@ import secateur
 from torch import nn
 
 model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
-graph = secateur.analyze(model, torch.randn(2, 3, 8, 8))
 task = secateur.classification([(torch.randn(8, 3, 8, 8), torch.arange(8) % 4)])
-prune = secateur.TickTock(keep_macs=0.5, tick_removes=0.2, tock_epochs=1, finetune_epochs=1)
+settings = secateur.TickTock.one_shot(keep_macs=0.5, finetune_epochs=1)
+given = model, torch.randn(2, 3, 8, 8), task
+refused = []
 try:
-    prune(model, graph, task, folder={str(tmp_path / "run")!r})
+    secateur.prune(*given, settings=settings, folder={str(tmp_path / "run")!r})
 except secateur.InvalidSetting as error:
-    said = [str(error)]
-secateur.save(prune(model, graph, task), {str(tmp_path / "result")!r})
-print(json.dumps(said))
+    refused.append(error.remedy)
+secateur.save(secateur.prune(*given, settings=settings), {str(tmp_path / "result")!r})
+print(json.dumps(refused))
 """
-    (said,) = run_python(code)
-    assert "needs file locks" in said
-    assert "without a folder" in said
+    assert len(run_python(code)) == 1
     assert (tmp_path / "result" / "model.safetensors").is_file()
 
 

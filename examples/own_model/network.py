@@ -1,11 +1,11 @@
-"""A network of one's own: nothing in it knows of Secateur."""
+"""Your own network: it knows nothing of Secateur."""
 
 import torch
 from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    """Weighs channels by what the whole image has of them (squeeze and excitation)."""
+    """Squeeze-and-excitation: scales each channel by a function of the means of all channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Block(nn.Module):
 
 
 class ShapeNet(nn.Module):
-    """Names the shape in a picture of 16x16 pixels."""
+    """Classifies the shape in an image of 16x16 pixels."""
 
     def __init__(self, num_classes: int = 3, width: float = 1.0) -> None:
         super().__init__()

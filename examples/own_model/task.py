@@ -1,4 +1,4 @@
-"""What Secateur asks for: `build` gives the network, an example of its input, and the task."""
+"""What Secateur needs: `build` returns the network, an example of its input, and the task."""
 
 import torch
 from network import ShapeNet
@@ -10,7 +10,7 @@ SIZE = 16
 
 
 def draw(count: int, seed: int) -> TensorDataset:
-    """Frames, discs and crosses somewhere in a noisy picture."""
+    """Frames, discs and crosses in noisy images."""
     generator = torch.Generator().manual_seed(seed)
     radius = torch.randint(3, 6, (count, 1, 1), generator=generator)
     row, column = (torch.randint(5, 11, (count, 1, 1), generator=generator) for _ in range(2))
@@ -25,7 +25,7 @@ def draw(count: int, seed: int) -> TensorDataset:
 
 
 def build(width: float = 1.0) -> secateur.Job:
-    """The whole network with random weights; `width` is for `--width` and `secateur shrunk` only."""
+    """The whole network with random weights; `width` is for `--width` and `--narrow-to` only."""
     train = DataLoader(draw(1024, seed=0), batch_size=64, shuffle=True)
     test = DataLoader(draw(512, seed=1), batch_size=512)
     example = torch.randn(1, 1, SIZE, SIZE)

@@ -7,15 +7,14 @@ from secateur.errors import MissingExtra
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """The module, or an error that says how to get it; `extra` is the set of optional packages that brings it."""
+    """The module, or an error with the command that installs it; `extra` is the set of optional packages."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise MissingExtra(f'{error.name} is not installed; run: pip install "secateur[{extra}]"') from error
-    except Exception as error:  # compiled for another torch, it fails in ways of its own
+        remedy = f'Run: pip install "secateur[{extra}]"'
+        raise MissingExtra(f"{error.name} is not installed", remedy=remedy) from error
+    except Exception as error:  # compiled for another torch, it may raise anything
         import torch
 
-        raise MissingExtra(
-            f"{module} does not import beside torch {torch.__version__} ({error}); install the two"
-            " from the same place, in versions that fit each other"
-        ) from error
+        what = f"{module} cannot be imported with torch {torch.__version__}"
+        raise MissingExtra(what, got=error, remedy="Install matching versions of the two from one source") from error

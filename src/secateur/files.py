@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import secrets
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from secateur.errors import InvalidData
 
-LARGEST = 2**28
-"""Bytes that a JSON file may have."""
+LARGEST = 2**26
+"""Bytes that a JSON file or a picture may have."""
 
 
 def write_atomic(path: str | Path, content: str | bytes | Callable[[Path], object]) -> None:
@@ -73,12 +73,6 @@ def _sync(path: Path, flags: int) -> None:
         os.close(handle)
 
 
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, which anybody may have written."""
     found = _read(path, json.loads)
@@ -96,12 +90,23 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _read(path: Path, parse: Callable[[bytes], Any]) -> Any:
+def read_bytes(path: Path) -> bytes:
+    """The content of a plain file that is not too large; a pipe would never end."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError("not a plain file")
         if (size := path.stat().st_size) > LARGEST:
-            raise ValueError(f"{size:,} bytes, more than {LARGEST:,}")
-        return parse(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+            raise OSError(f"{size:,} bytes, more than {LARGEST:,}")
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidData(f"{path} cannot be read", got=error) from error
+
+
+def _read(path: Path, parse: Callable[[bytes], Any]) -> Any:
+    data = read_bytes(path)
+    try:
+        return parse(data)
+    except (ValueError, RecursionError) as error:
         raise InvalidData(f"{path} cannot be read", got=error) from error
 
 

@@ -1,4 +1,4 @@
-"""Tensors in containers: the arguments of a model, or a batch."""
+"""Tensors in nested containers, such as a batch or a model's arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same nesting of tuples, lists and dicts with every tensor changed."""
+    """The same nesting of tuples, lists and dicts with `change` applied to every tensor."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):

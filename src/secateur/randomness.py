@@ -1,10 +1,10 @@
-"""Random numbers of every kind: seeded for a while, remembered, and put back."""
+"""The random state of torch, Python and numpy: seed it, save it, and restore it."""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,18 +13,32 @@ import torch
 
 @contextmanager
 def seeded(seed: int, *counters: int) -> Iterator[None]:
-    """Random numbers that depend on the seed and these counters alone; the caller's go on undisturbed afterwards."""
+    """Random numbers that depend on the seed and these counters alone; the caller's random state is restored."""
+    with preserved():
+        seed_all(mix(seed, *counters))
+        yield
+
+
+@contextmanager
+def preserved(devices: Sequence[int] = ()) -> Iterator[None]:
+    """Restore the random state on leaving.
+
+    devices: GPUs besides the current one.
+    """
     before = random_state()
-    number = mix(seed, *counters)
-    torch.manual_seed(number)
-    random.seed(number)
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            restore_random(before)
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed(number % 2**32)
-    try:
-        yield
-    finally:
-        restore_random(before)
+        numpy.random.seed(seed % 2**32)
 
 
 def mix(seed: int, *counters: int) -> int:
@@ -35,7 +49,7 @@ def mix(seed: int, *counters: int) -> int:
 
 
 def random_state() -> dict[str, Any]:
-    """The state of torch's, Python's and numpy's generators, as plain data and tensors."""
+    """The state of all generators, as plain data and tensors."""
     state: dict[str, Any] = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import Field, field, fields, replace
+from dataclasses import MISSING, Field, field, fields, replace
 from functools import cache
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
@@ -128,6 +128,15 @@ def flat_fields(kind: type) -> dict[str, tuple[tuple[str, ...], Field[Any]]]:
             inner: Any = each.default_factory
             for name, (path, leaf) in flat_fields(inner).items():
                 found[prefix + name] = (each.name, *path), leaf
+    return found
+
+
+def defaults_of(kind: type) -> dict[str, Any]:
+    """The defaults by flat name, ready for JSON."""
+    found: dict[str, Any] = {}
+    for name, (_, each) in flat_fields(kind).items():
+        value = each.default if each.default_factory is MISSING else each.default_factory()
+        found[name] = list(value) if isinstance(value, tuple) else value
     return found
 
 

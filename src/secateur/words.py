@@ -1,8 +1,8 @@
-"""How numbers of things are said."""
+"""Numbers with their nouns."""
 
 
 def counted(number: int, thing: str, things: str = "") -> str:
-    """The number and what it counts; `things` where more than one is not the word with an s.
+    """A number and its noun; `things` is an irregular plural.
 
     >>> counted(1, "Tick"), counted(0, "epoch"), counted(1438, "image"), counted(2, "class", "classes")
     ('1 Tick', '0 epochs', '1,438 images', '2 classes')

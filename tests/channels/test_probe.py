@@ -1,25 +1,59 @@
-"""What labels cannot see, the probe must: sizes that only Python code knows of, and code that only training runs."""
+"""Sizes that only Python code knows of: the probe freezes what raises or differs when cut."""
 
-import collections
-import random
-import re
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import assert_exact, masked, outputs, randomize_
-from sandwich import IMAGE, Sandwich, examine, parameter, reasons, sizes
+from oracle import assert_exact, randomize_
+from sandwich import IMAGE, Sandwich, examine, kinds, parameter, reasons, sizes
 from torch import Tensor, nn
 
 import secateur
 from secateur import Plan
 from secateur.channels.amounts import equal_widths, unequal_amounts
 from secateur.channels.groups import ChannelGroup
+from secateur.channels.reasons import Kind
+
+Body = Callable[..., Any]
+
+FIXED: dict[str, tuple[Body, str]] = {
+    "split": (lambda m, x: torch.cat(x.split([4, 4], 1)[::-1], 1), "x.split([4, 4], 1)"),
+    "view": (lambda m, x: x.view(-1, 8, 36).view(-1, 8, 6, 6), "x.view(-1, 8, 36)"),
+    "groups": (lambda m, x: F.conv2d(x, m.depth, groups=8), "groups=8"),
+    "expand": (lambda m, x: x * x.new_ones(1).expand(8).view(8, 1, 1), ".expand(8)"),
+}
 
 
-class Attention(nn.Module):
+@pytest.mark.parametrize("name", FIXED)
+def test_fixed_sizes_are_found_by_the_probe(name: str) -> None:
+    """The reason quotes the line of the network's own code."""
+    body, line = FIXED[name]
+    graph = examine(Sandwich(body, depth=parameter(8, 1, 1, 1)), expected={}, probe=True)
+    reason = reasons(graph)["first"]
+    assert reason.kind is Kind.FIXED_SIZE
+    assert reason.detail.startswith("RuntimeError: ")
+    assert line in reason.detail
+    assert "test_probe.py:" in reason.detail
+
+
+DEPENDING: dict[str, Body] = {
+    "divided by the number": lambda m, x: x / x.shape[1],
+    "mean by hand": lambda m, x: x * x.sum(1, keepdim=True) / x.shape[1],
+    "fixed slices": lambda m, x: torch.cat([x[:, 4:], x[:, :4]], 1),
+    "loop": lambda m, x: sum((x * i for i in range(x.shape[1])), x),
+}
+
+
+@pytest.mark.parametrize("name", DEPENDING)
+def test_what_depends_on_the_number_of_channels(name: str) -> None:
+    graph = examine(Sandwich(DEPENDING[name]), expected={}, probe=True)
+    assert kinds(graph)["first"] is Kind.DIFFERS
+
+
+class Viewed(nn.Module):
     """The result of `value` is viewed as wide as what comes in."""
 
     def __init__(self) -> None:
@@ -57,7 +91,7 @@ def joined_if_alike(x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("model", "stay"),
     [
-        (Attention(), {"stem", "value"}),
+        (Viewed(), {"stem", "value"}),
         (Pair(ratio), {"a", "b"}),
         (Pair(ratio, wide=16), {"a", "b"}),
         (Pair(joined_if_alike, wide=16), {"a"}),
@@ -68,7 +102,7 @@ def test_sizes_that_only_the_code_ties(model: nn.Module, stay: set[str]) -> None
     graph = secateur.analyze(randomize_(model), IMAGE)
     assert not stay & set(sizes(graph))
     for seed in range(3):
-        assert_exact(model, Plan.drop(graph, 0.4, seed), (IMAGE,), cost=False)
+        assert_exact(model, Plan.random(graph, 0.4, seed), (IMAGE,), cost=False)
 
 
 class Schooled(nn.Module):
@@ -100,168 +134,6 @@ def test_what_only_training_does(body: Callable[[nn.Module, Tensor], Any], image
     assert not graph.groups or image.dim() == 3  # where training cannot run, a note says so
     if graph.groups:
         assert any("training mode cannot run" in note for note in graph.notes)
-
-
-def test_chance_in_training_is_no_difference() -> None:
-    def body(m: Any, x: Tensor) -> Tensor:
-        for _ in range(8):
-            if not (m.training and random.random() < 0.5):
-                x = x + 0.1 * m.mid(x).tanh()
-        x = F.dropout(x, 0.3, m.training) + 0.1 * F.dropout2d(x, 0.5, m.training)
-        x = F.rrelu(x, training=m.training)
-        if not m.training:
-            return x
-        drawn = (
-            torch.bernoulli(x.clamp(0, 1)) + x * torch.bernoulli(torch.full_like(x, 0.8)) + x * torch.bernoulli(x, 0.3)
-        )
-        return drawn + x * torch.rand_like(x) + x * torch.empty_like(x).uniform_(0.5, 1.5)
-
-    model = randomize_(Sandwich(body, mid=nn.Conv2d(8, 8, 1)))
-    random.seed(1)
-    state, drawn = random.getstate(), torch.random.get_rng_state()
-    graph = secateur.analyze(model, IMAGE)
-    result = secateur.verify(model, Plan.drop(graph, 0.4), IMAGE)
-    assert result.modes == ("eval", "train")
-    assert sizes(graph)
-    assert random.getstate() == state
-    assert torch.equal(torch.random.get_rng_state(), drawn)
-
-
-class Counting(nn.Module):
-    """Attributes that equal a width by chance; a view makes the analysis look at all of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_classes = self.steps = self.channels = 8
-        self.features, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
-        x = F.adaptive_avg_pool2d(self.features(x), 1).view(-1, self.channels)
-        for _ in range(self.steps):
-            x = x * 1.1
-        x = self.head(x)
-        return x * F.one_hot(labels, self.num_classes) if self.training and labels is not None else x
-
-
-def test_only_attributes_that_count_channels_follow_the_cut() -> None:
-    model = randomize_(Counting())
-    labels = torch.tensor([7, 1])
-    for example in (IMAGE, (IMAGE, labels)):
-        graph = secateur.analyze(model, example)
-        assert sizes(graph) == {"features": 8}
-        small: Any = secateur.shrink(model, Plan.drop(graph, 0.4))
-        assert (small.num_classes, small.steps, small.channels) == (8, 8, 5)
-        assert small.train()(IMAGE, labels).shape == (2, 8)
-
-
-def picked_early(m: Any, x: Tensor) -> Tensor:
-    best = x.sum((1, 2, 3)).topk(1).indices
-    return x / x.shape[1] * m.offset[best].sum()
-
-
-@pytest.mark.parametrize(
-    "body",
-    [picked_early, lambda m, x: x / x.shape[1] * m.offset[(x.sum((1, 2, 3)) > 0).nonzero()].sum()],
-    ids=["topk", "nonzero"],
-)
-def test_a_choice_that_falls_alike_excuses_nothing(body: Callable[..., Tensor]) -> None:
-    model = randomize_(Sandwich(body, offset=parameter(2)))
-    plan = Plan.drop(secateur.analyze(model, IMAGE, probe=False), 0.4)
-    with pytest.raises(secateur.NotEquivalent):
-        secateur.verify(model, plan, IMAGE)
-    assert "first" not in sizes(secateur.analyze(model, IMAGE))
-
-
-@pytest.mark.parametrize("value", [-1e9, torch.finfo(torch.float64).min, float("-inf")])
-def test_large_constants_hide_nothing(value: float) -> None:
-    hidden = torch.zeros(2, 5, 6, 6, dtype=torch.bool)
-    hidden[:, 0, 0] = True
-
-    class Masked(Sandwich):
-        def forward(self, image: Tensor) -> Tensor:
-            return super().forward(image).masked_fill(hidden[: len(image)].repeat(len(image) // 2, 1, 1, 1), value)
-
-    wrong, right = (randomize_(Masked(body)) for body in (lambda m, x: x / x.shape[1], lambda m, x: x / 8))
-    plan = Plan.drop(secateur.analyze(wrong, IMAGE, probe=False), 0.4)
-    with pytest.raises(secateur.NotEquivalent):
-        secateur.verify(wrong, plan, IMAGE)
-    assert "first" not in sizes(secateur.analyze(wrong, IMAGE))
-    assert secateur.verify(right, Plan.drop(secateur.analyze(right, IMAGE), 0.4), IMAGE).agrees
-
-
-def test_an_example_of_zeros() -> None:
-    layers = nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(8, 2, 1, bias=False)
-
-    class Bare(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = layers
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.first(x).relu()
-            return self.last(x / x.shape[1])
-
-    zeros = torch.zeros(1, 3, 6, 6, dtype=torch.float64)
-    model = randomize_(Bare())
-    assert not secateur.analyze(model, zeros).groups
-    with pytest.raises(secateur.NotEquivalent, match="or only zeros"):
-        secateur.verify(model, Plan.drop(secateur.analyze(model, zeros, probe=False), 0.4), zeros)
-
-
-@pytest.mark.parametrize(
-    "wrap",
-    [lambda x: {"f": x}.values(), lambda x: collections.deque([x]), lambda x: map(torch.relu, [x]), iter],
-    ids=["values", "deque", "map", "iterator"],
-)
-def test_outputs_in_any_container_stay(wrap: Callable[[Tensor], Any]) -> None:
-    model = randomize_(Sandwich(lambda m, x: (m.mid(x), wrap(x)), inner=0, mid=nn.Conv2d(8, 2, 1)))
-    assert reasons(secateur.analyze(model, IMAGE))["first"] == "reaches the model's output"
-
-
-def test_weights_computed_in_one_module_are_told_apart() -> None:
-    def body(m: Any, x: Tensor) -> Tensor:
-        x = F.conv2d(F.conv2d(x, m.w * 0.5).relu(), m.v * 0.5)
-        return x + m.mid(x)
-
-    model = randomize_(Sandwich(body, w=parameter(8, 8, 1, 1), v=parameter(8, 8, 1, 1), mid=nn.Conv2d(8, 8, 1)))
-    graph = secateur.analyze(model, IMAGE)
-    computed = "has weights that are computed from others"
-    assert graph.ungated == {"w": computed, "v": computed}
-
-
-def test_a_train_that_returns_nothing() -> None:
-    class Frozen(Sandwich):
-        def train(self, mode: bool = True) -> Any:
-            super().train(mode)
-            self.norm.eval()
-
-    assert sizes(secateur.analyze(randomize_(Frozen(lambda m, x: x)), IMAGE)) == {"first": 8}
-
-
-class Batch(dict[str, Tensor]):
-    """Reached by attribute, as some libraries have it."""
-
-    __getattr__ = dict.__getitem__
-
-
-def test_an_example_in_a_dict_of_its_own_kind() -> None:
-    class Takes(Sandwich):
-        def forward(self, batch: Any) -> Any:
-            return super().forward(batch.image)
-
-    assert sizes(secateur.analyze(randomize_(Takes(lambda m, x: x)), (Batch(image=IMAGE),))) == {"first": 8}
-
-
-def test_a_tensor_kept_from_another_analysis_is_a_stranger() -> None:
-    kept: dict[Any, Tensor] = {}
-
-    def body(m: Any, x: Tensor) -> Tensor:
-        return x + kept.setdefault(x.shape[1:], torch.zeros_like(x[:1]))
-
-    secateur.analyze(randomize_(Sandwich(body, more=nn.Conv2d(64, 64, 3))), IMAGE)
-    model = randomize_(Sandwich(body))
-    graph = secateur.analyze(model, IMAGE)
-    assert outputs(masked(model, Plan.drop(graph, 0.4)), (IMAGE,), "eval")
 
 
 def groups_of(*widths: int) -> list[ChannelGroup]:
@@ -328,48 +200,7 @@ def test_decisions_by_width(way: str, stay: set[str]) -> None:
 )
 def test_numbers_that_depend_on_a_width(act: Any) -> None:
     model = randomize_(Sandwich(lambda m, x: act(x, x.shape[1] >= 14), inner=32, width=32))
-    assert "depends on the number of channels" in str(secateur.analyze(model, IMAGE).frozen)
-
-
-def swapped(m: Any, x: Tensor) -> Tensor:
-    """The attributes are as large as the parts, but nobody asks them."""
-    half = x.shape[1] // 2
-    low, high = x.split([half, x.shape[1] - half], 1)
-    return torch.cat([high, low], 1)
-
-
-def swapped_before(m: Any, x: Tensor) -> Tensor:
-    """One of the attributes is as large as something else, too."""
-    x = m.other(swapped(m, x))
-    return x.flatten(2).view(x.shape)
-
-
-@pytest.mark.parametrize("width", [7, 9, 11])
-def test_border_that_is_half_of_a_width(width: int) -> None:
-    low, high = width // 2, width - width // 2
-    examine(Sandwich(swapped, inner=width, width=width, low=low, high=high), expected={}, probe=True)
-    model = Sandwich(swapped_before, inner=low, width=width, low=low, high=high, other=nn.Conv2d(width, low, 1))
-    graph = examine(model, expected={"other": low}, probe=True)
-    assert reasons(graph)["first"] == "is split into parts of fixed, unequal size"
-
-
-class Head(nn.Module):
-    """Two numbers of channels, and a third number that equals them by chance."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = self.hidden = self.num_classes = 8
-        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x.mean((2, 3)).view(-1, self.inner)).relu()
-        return self.last(x.view(-1, self.hidden))
-
-
-def test_two_attributes_that_count_follow_and_the_third_does_not() -> None:
-    model = randomize_(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), Head()))
-    small: Any = secateur.shrink(model, Plan.drop(secateur.analyze(model, IMAGE), 0.4))
-    assert (small[2].inner, small[2].hidden, small[2].num_classes) == (5, 5, 8)
+    assert Kind.DIFFERS in {frozen.reason.kind for frozen in secateur.analyze(model, IMAGE).frozen}
 
 
 def test_a_model_whose_copy_does_not_run_says_so() -> None:
@@ -389,7 +220,8 @@ def test_a_model_whose_copy_does_not_run_says_so() -> None:
             return self.last(features[0])
 
     graph = secateur.analyze(Hooked().double(), IMAGE)
-    assert re.match(r"a copy of the model does not run .*: IndexError", reasons(graph)["first"])
+    assert kinds(graph)["first"] is Kind.NOT_COPIED
+    assert reasons(graph)["first"].detail.startswith("IndexError")
 
 
 class Tapped(nn.Module):
@@ -411,5 +243,209 @@ class Tapped(nn.Module):
 
 def test_a_hook_that_holds_the_original_is_told_of_and_a_method_is_fine() -> None:
     told = reasons(secateur.analyze(Tapped(bound=False).double(), IMAGE))["first"]
-    assert "a hook or lambda that holds the model holds the original: make it a method" in told
+    assert told.kind is Kind.NOT_COPIED
     assert [group.name for group in secateur.analyze(Tapped(bound=True).double(), IMAGE).groups] == ["first"]
+
+
+PICTURE = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class HardCoded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 16, 3, padding=1)
+        self.inner = nn.Conv2d(8, 6, 1)
+        self.outer = nn.Conv2d(6, 4, 1)
+        self.linear = nn.Linear(256, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, _ = self.convolution(x).split([8, 8], 1)
+        x = self.outer(self.inner(a).relu())
+        return self.linear(x.view(-1, 256))
+
+
+def test_the_probe_finds_fixed_sizes_and_names_the_line() -> None:
+    graph = secateur.analyze(HardCoded(), PICTURE)
+    assert [g.name for g in graph.groups] == ["inner"]
+    reasons = {f.name: f.reason for f in graph.frozen}
+    assert reasons["convolution"].kind is Kind.FIXED_SIZE
+    assert "test_probe.py" in reasons["convolution"].detail
+    assert ".split([8, 8], 1)" in reasons["convolution"].detail
+    assert "x.view(-1, 256)" in reasons["outer"].detail
+
+
+SHAPES: dict[str, Body] = {
+    "even": lambda m, x: x * 2 if x.shape[1] % 2 == 0 else x,
+    "first": lambda m, x: x * (torch.arange(x.shape[1]) > 0).view(-1, 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_code_that_looks_at_the_number_of_channels(name: str) -> None:
+    """Found by the probe."""
+    examine(Sandwich(SHAPES[name]), expected={}, probe=True, singly=True)
+
+
+def test_operator_that_raises_on_zeros() -> None:
+    """What the probe reports must come from the cut, not from the probe."""
+    body = Sandwich(
+        lambda m, x: x * (torch.multinomial(m.one(x).exp().log().abs().flatten(1), 1) >= 0).view(-1, 1, 1, 1)
+    )
+    body.one = nn.Conv2d(8, 2, 1)
+    examine(body, expected={"first": 8}, probe=True)
+
+
+PICTURES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Shortcut(nn.Module):
+    """A sum wherever the shapes allow it, and the narrower tensor is an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1), nn.Conv2d(32, 4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = F.relu(self.a(x))
+        y = F.relu(self.b(x))
+        return x, self.c(y + x if y.shape == x.shape else y)
+
+
+def test_widths_of_what_stays_are_tried() -> None:
+    graph = secateur.analyze(Shortcut(), PICTURES)
+    assert not graph.groups
+    (frozen,) = [layer for layer in graph.frozen if layer.name == "b"]
+    assert frozen.reason.kind is Kind.DIFFERS
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b(F.relu(self.a(x)))
+
+
+def in_a_lambda(block: Block) -> None:
+    block.forward = lambda x: x + block.b(F.relu(block.a(x)))
+
+
+def decorated(block: Block) -> None:
+    block.forward = torch.no_grad()(block.forward)
+
+
+def bound(block: Block) -> None:
+    block.forward = functools.partial(block.forward)
+
+
+@pytest.mark.parametrize(("change", "shared"), [(in_a_lambda, True), (decorated, True), (bound, False)])
+def test_a_function_that_copies_would_share_is_seen(change: Callable[[Block], None], shared: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), Block(), nn.Conv2d(8, 4, 1))
+    change(model[2])  # pyright: ignore
+    graph = secateur.analyze(model, PICTURES)
+    assert bool(graph.groups) != shared
+    assert any(layer.reason.kind is Kind.NOT_COPIED for layer in graph.frozen) == shared
+
+
+class Taken(nn.Module):
+    """Takes the width of one tensor for another's."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.v, self.out = nn.Conv2d(3, width, 1), nn.Conv2d(3, width, 1), nn.Conv2d(width, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = F.relu(self.a(x))
+        energy = self.v(x).reshape(len(a), a.shape[1], -1).sum(1).square().mean(-1)
+        return self.out(a) * energy.view(-1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("width", [4, 5, 8])
+def test_widths_of_few_channels_are_told_apart(width: int) -> None:
+    torch.manual_seed(0)
+    assert not secateur.analyze(Taken(width), PICTURES).groups
+
+
+class Window(nn.Module):
+    """A smaller window for narrow tensors: the same operator with another number."""
+
+    def __init__(self, pools: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 4, 1)
+        self.pools = pools
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.a(x))
+        size = 5 if x.shape[1] >= 8 else 3
+        if self.pools:
+            return self.b(F.avg_pool2d(x, size, 1, size // 2).square())
+        blur = x.new_ones(x.shape[1], 1, size, size)
+        return self.b(F.conv2d(x, blur, padding=size // 2, groups=x.shape[1]).square())
+
+
+@pytest.mark.parametrize("pools", [True, False])
+def test_windows_are_compared_too(pools: bool) -> None:
+    torch.manual_seed(0)
+    assert not secateur.analyze(Window(pools), PICTURES).groups
+
+
+class ConvDropout(nn.Module):
+    """Not a dropout, whatever its name says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv(x))
+        return x * (x.sum(1, keepdim=True) / x.shape[1]) if self.training else x
+
+
+def test_a_name_does_not_keep_a_module_from_training() -> None:
+    torch.manual_seed(0)
+    graph = secateur.analyze(nn.Sequential(ConvDropout(), nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1)), PICTURES)
+    assert [group.name for group in graph.groups] == ["1"]
+
+
+class Shuffled(nn.Module):
+    """Four groups of four channels: with one channel of each group, or one group, nothing moves."""
+
+    def __init__(self, groups: int | None) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 4, 1)
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        batch, channels, height, width = x.shape
+        groups = self.groups or 4
+        x = x.view(batch, groups, channels // groups, height, width).transpose(1, 2)
+        return self.b(x.reshape(batch, channels, height, width))
+
+
+@pytest.mark.parametrize("groups", [None, 4])
+def test_a_shuffle_that_one_channel_would_not_show(groups: int | None) -> None:
+    torch.manual_seed(0)
+    model = Shuffled(groups)
+    graph = secateur.analyze(model, PICTURES)
+    assert [group.size for group in graph.groups] == ([] if groups is None else [4])
+    for kept in range(1, 4 if groups else 1):
+        assert secateur.verify(model, secateur.Plan.keep(graph, {"a": range(kept)}), PICTURES).agrees
+
+
+class Factor(nn.Module):
+    """A factor that is another one for narrow tensors: the same operator with another number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 32, 1), nn.Conv2d(32, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.a(x))
+        return self.b(x * (1 + (x.shape[1] > 8)))
+
+
+def test_factors_are_compared_too() -> None:
+    torch.manual_seed(0)
+    assert not secateur.analyze(Factor(), PICTURES).groups

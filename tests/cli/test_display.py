@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import rich.console
 
-from secateur import Event, FineTune, Finished, Tick, TickTock
-from secateur.cli.display import Display
+from secateur.cli.display import Display, waiting
 from secateur.cli.runs import stopped_by_signals
+from secateur.runs.events import Event, Finished, Tick
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def screen(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> i
     return stream
 
 
-def tick(share: float, **metrics: float) -> Tick:
+def tick(share: float, left: dict[str, float] | None = None, **metrics: float) -> Tick:
     return Tick(
         macs=int(1000 * share),
         share=share,
@@ -36,6 +36,7 @@ def tick(share: float, **metrics: float) -> Tick:
         filters=5,
         metrics=metrics or {"accuracy": 91.5},
         seconds=1.25,
+        left=left or {},
         number=3,
         loss=0.5,
         removed={"stem": 2},
@@ -45,95 +46,71 @@ def tick(share: float, **metrics: float) -> Tick:
     )
 
 
-def tuning(epoch: int, share: float = 0.4) -> FineTune:
-    return FineTune(
-        macs=400, share=share, params=10, filters=5, metrics={}, seconds=1.0, epoch=epoch, epochs=4, loss=0.1
-    )
-
-
 def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
-def test_bars_show_the_phase_and_the_macs(screen: io.StringIO) -> None:
+def test_bars_show_the_phase_and_what_is_left(screen: io.StringIO) -> None:
+    run: Any = SimpleNamespace(done=0.25)
     with Display(quiet=False) as display:
+        display.run = run
         display.step("Tock", 5, 20)
-        display.event(tick(0.73))
+        display.show(tick(0.73))
+        assert display.bars.tasks[display.whole].completed == 0.25
         display.bars.refresh()
     shown = plain(screen.getvalue())
     assert "\x1b[" in screen.getvalue()
-    assert "Tock" in shown
-    assert "25%" in shown
-    assert "73.0% of the MACs left" in shown
-    assert "Tick 3              73.0% of the MACs  accuracy 91.5  1.2 s" in shown
-
-
-def test_the_whole_run_goes_from_nothing_to_all(screen: io.StringIO) -> None:
-    shares = []
-    with Display(quiet=False) as display:
-        display.begin(TickTock(keep_macs=0.4, finetune_epochs=4))
-        events: list[Event] = [tick(1.0), tick(0.7), tick(0.4), tuning(2), tuning(4)]
-        for event in events:
-            display.event(event)
-            shares.append(display.bars.tasks[display.whole].completed)
-    assert shares == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
-
-
-def test_plain_training_is_called_so(screen: io.StringIO) -> None:
-    with Display(quiet=False) as display:
-        display.begin(TickTock(keep_macs=1.0, finetune_epochs=4))
-        display.event(tuning(1, share=1.0))
-        assert display.bars.tasks[display.whole].completed == pytest.approx(0.25)
-    assert "Training epoch 1 " in plain(screen.getvalue())
-
-
-def test_other_budgets_get_to_the_end_too(screen: io.StringIO) -> None:
-    # As `start` makes it for keep_params=0.5: at the last epoch the run is done but for the result.
-    with Display(quiet=False) as display:
-        display.begin(TickTock(keep_params=0.4, finetune_epochs=4))
-        display.event(tuning(4, share=0.5))
-        assert display.bars.tasks[display.whole].completed == pytest.approx(1.0)
+    for text in (
+        "Tock",
+        "25%",
+        "73.0% of the MACs left",
+        "Tick 3              73.0% of the MACs  accuracy 91.5  1.2 s",
+    ):
+        assert text in shown
 
 
 def test_other_budgets_are_shown_beside_the_macs(screen: io.StringIO) -> None:
     with Display(quiet=False) as display:
-        display.begin(TickTock(keep_filters=0.4, finetune_epochs=0), lambda: 0.7)
-        display.event(tick(0.5))
+        display.show(tick(0.5, left={"filters": 0.7}))
         display.bars.refresh()
-        assert display.bars.tasks[display.whole].completed == pytest.approx(0.5)
     shown = plain(screen.getvalue())
     assert "50.0% of the MACs, 70.0% of the filters  accuracy 91.5" in shown
     assert "70.0% of the filters left" in shown
 
 
+def test_finished_is_all_of_it(screen: io.StringIO) -> None:
+    end: Event = Finished(macs=1, share=0.5, params=1, filters=1, metrics={}, seconds=0.0, result=None)  # pyright: ignore
+    run: Any = SimpleNamespace(done=0.5)  # without fine-tuning, the last phase has nothing to do
+    with Display(quiet=False) as display:
+        display.run = run
+        display.show(end)
+        assert display.bars.tasks[display.whole].completed == 1.0
+
+
 @pytest.mark.parametrize("screen", [False], indirect=True)
-def test_plain_lines_elsewhere(screen: io.StringIO) -> None:
+def test_an_event_is_one_plain_line_however_long(screen: io.StringIO) -> None:
     with Display(quiet=False) as display:
         display.step("Tock", 5, 20)
-        display.event(tick(0.73))
-    assert screen.getvalue() == "Tick 3              73.0% of the MACs  accuracy 91.5  1.2 s\n"
-
-
-@pytest.mark.parametrize("screen", [False], indirect=True)
-def test_an_event_is_one_line_however_long(screen: io.StringIO) -> None:
-    with Display(quiet=False) as display:
-        display.event(tick(0.73, accuracy=91.5, loss=0.123, pixel_accuracy=88.5, mean_intersection_over_union=77.5))
-        display.say("checkpoint /a/rather/long/path/" + "x" * 80 + " is damaged")
-    assert len(screen.getvalue().splitlines()) == 2
+        display.show(tick(0.73))
+        display.show(tick(0.73, accuracy=91.5, loss=0.123, pixel_accuracy=88.5, mean_intersection_over_union=77.5))
+        display.show("checkpoint /a/rather/long/path/" + "x" * 80 + " is damaged")
+    first, *others = screen.getvalue().splitlines()
+    assert first == "Tick 3              73.0% of the MACs  accuracy 91.5  1.2 s"
+    assert len(others) == 2
 
 
 @pytest.mark.parametrize("screen", [True, False], indirect=True)
 def test_quiet_shows_nothing(screen: io.StringIO) -> None:
     with Display(quiet=True) as display:
-        display.say("building")
+        display.show("building")
         display.step("Tock", 5, 20)
-        display.event(tick(0.73))
+        display.show(tick(0.73))
     assert screen.getvalue() == ""
 
 
 def test_names_are_not_taken_for_markup(screen: io.StringIO) -> None:
     with Display(quiet=False) as display:
-        display.say("building [red]my.module[/red]:build")
+        display.show("building [red]my.module[/red]:build")
     assert "[red]my.module[/red]:build" in plain(screen.getvalue())
 
 
@@ -147,11 +124,13 @@ def test_the_bars_are_gone_when_a_run_fails(screen: io.StringIO) -> None:
     assert screen.getvalue().rfind("\x1b[?25h") > screen.getvalue().rfind("\x1b[?25l")  # the cursor is back
 
 
-def test_finished_is_all_of_it(screen: io.StringIO) -> None:
-    end = Finished(macs=1, share=0.5, params=1, filters=1, metrics={}, seconds=0.0, result=None)  # pyright: ignore
-    with Display(quiet=False) as display:
-        display.event(end)
-        assert display.bars.tasks[display.whole].completed == 1.0
+def test_what_takes_long_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with waiting("quick", delay=60) as say:
+        say("one step")
+    with waiting("slow", delay=0.01) as say:
+        say("one step")
+        time.sleep(0.2)
+    assert capsys.readouterr() == ("", "slow\n")
 
 
 @pytest.mark.parametrize("ends_within", [0.0, 1.5], ids=["at once", "after a while"])

@@ -4,17 +4,14 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import doing  # pyright: ignore
-import miniature_images  # pyright: ignore
-import own_networks  # pyright: ignore
+import doing
+import miniature_images
+import own_networks
 import pytest
 
 from secateur.cli.display import Display
@@ -25,8 +22,6 @@ Page = tuple[list[str], dict[str, list[str]]]
 
 RESNET, VGG, PLAIN = "resnet14@cifar10", "vgg16_m@cifar10", "own_networks:plain@cifar10"
 WIDTHS = {RESNET: "0.25", VGG: "0.1", PLAIN: "1"}
-OWN = Path(__file__).parent.parent / "recipes"
-"""Where `own_networks` is."""
 GREY, BLUE = "#d9d9d9", "#3b6fb6"
 
 
@@ -80,7 +75,7 @@ def test_tables_1_and_2(reproduce: Call, out: Path, experiment: str, steps: list
     page = page_of(out, experiment, RESNET)
     assert text == f"{page.read_text()}\nwritten to {page}\n"
     assert text.startswith(f"# {experiment}\n")
-    assert "A rehearsal: everything 0.01 times as long as it should be." in text
+    assert "A rehearsal: everything is 0.01 times as long as it should be." in text
     heads, rows = read_page(page)
     assert heads == ["network", "MACs", "parameters", "accuracy", "loss", "the paper"]
     assert list(rows) == steps
@@ -101,7 +96,7 @@ def test_throughput_is_of_the_networks_of_table_2(reproduce: Call, out: Path) ->
     assert reproduce("table2", RESNET)[0] == 0
     status, _, err = reproduce("throughput", RESNET)
     assert status == 0
-    assert err.count("done already") == 3
+    assert err.count("finished already") == 3
     heads, rows = read_page(page_of(out, "throughput", RESNET))
     assert heads[:3] == ["network", "images/s", "faster by"]
     assert list(rows) == ["baseline", "GBN-60", "GBN-50"]
@@ -112,13 +107,6 @@ def test_throughput_is_of_the_networks_of_table_2(reproduce: Call, out: Path) ->
     assert rows["baseline"][2] == "864"
 
 
-def test_throughput_of_ones_own_network(reproduce: Call, out: Path) -> None:
-    status, _, err = reproduce("throughput", PLAIN, "--quiet")
-    assert status == 0, err
-    _, rows = read_page(page_of(out, "throughput", PLAIN))
-    assert list(rows) == ["baseline", "GBN-60", "GBN-50"]
-
-
 def test_appendix_d_draws_what_was_removed_of_each_layer(reproduce: Call, out: Path) -> None:
     assert reproduce("table2", RESNET)[0] == 0
     status, text, _ = reproduce("appendix-d", RESNET)
@@ -127,17 +115,11 @@ def test_appendix_d_draws_what_was_removed_of_each_layer(reproduce: Call, out: P
     heads, rows = read_page(page)
     assert heads == ["layer", "before", "GBN-60"]
     layers = [row for row in summaries(out, RESNET)["GBN-60"]["layers"] if "shortcut" not in row[0]]
+    # Without shortcuts, as in the paper's figure.
     assert [[name, *map(int, row)] for name, row in rows.items()] == layers
     assert any(before > after for _, before, after in layers)
     assert f"![Figure]({page.with_suffix('.svg').name})" in text
     assert len(shapes(page.with_suffix(".svg"), f"fill: {BLUE}")) == len(layers)
-
-
-def test_appendix_d_leaves_out_the_shortcuts(reproduce: Call, out: Path) -> None:
-    """As the paper's figure, "of each convolutional layer (excluding the shortcut)"."""
-    assert reproduce("appendix-d", RESNET)[0] == 0
-    _, rows = read_page(page_of(out, "appendix-d", RESNET))
-    assert [name for name in rows if "shortcut" in name] == []
 
 
 def test_table_3(reproduce: Call, out: Path) -> None:
@@ -167,7 +149,7 @@ def test_appendix_e_shows_runs_of_table_3(reproduce: Call, out: Path) -> None:
     assert reproduce("table3", PLAIN)[0] == 0
     status, _, err = reproduce("appendix-e", PLAIN)
     assert status == 0
-    assert err.count("done already") == 4
+    assert err.count("finished already") == 4
     page = page_of(out, "appendix-e", PLAIN)
     heads, rows = read_page(page)
     names = ["one-shot-20", "tick-only-20", "tick-tock-20"]
@@ -221,7 +203,7 @@ def test_gfir_draws_a_curve_for_each_score(reproduce: Call, tmp_path: Path) -> N
     assert len(shapes(page.with_suffix(".svg"), "stroke-width: 1.2")) == len(rows) + 1 + len(scores)
 
 
-def test_segmentation_shows_what_both_networks_see(
+def test_segmentation_shows_what_both_networks_predict(
     secateur: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = find_recipe("fcn32s-voc").but(input_size=(3, 96, 128))  # the images here are smaller still
@@ -234,7 +216,7 @@ def test_segmentation_shows_what_both_networks_see(
     heads, rows = read_page(page)
     assert heads == ["network", "MACs", "parameters", "miou", "pixel_accuracy", "the paper"]
     assert rows["pruned"][0] == fell(summaries(tmp_path / "out", "fcn32s-voc")["pruned"], "macs")
-    assert f"![What both networks see]({page.with_suffix('.svg').name})" in text
+    assert f"![What both networks predict]({page.with_suffix('.svg').name})" in text
     drawing = list(ElementTree.parse(page.with_suffix(".svg")).iter())
     # An image, the truth, and two networks' labels, for each of three images.
     assert sum(node.tag.endswith("}image") for node in drawing) == 3 * 4
@@ -262,12 +244,12 @@ def test_again_does_nothing_but_print_the_page(reproduce: Call, out: Path) -> No
     status, text, err = reproduce("table1", RESNET)
     assert (status, text) == (0, first[1])
     assert [line.split(",")[0] for line in err.splitlines()] == [
-        f"{step}: done already" for step in ("baseline", "GBN-40", "GBN-30")
+        f"{step}: finished already" for step in ("baseline", "GBN-40", "GBN-30")
     ]
     assert {path: path.stat().st_mtime_ns for path in (out / RESNET).rglob("*")} == times
 
 
-def test_what_goes_further_does_not_begin_anew(reproduce: Call, out: Path) -> None:
+def test_a_smaller_budget_continues_from_a_larger_one(reproduce: Call, out: Path) -> None:
     assert reproduce("table1", RESNET)[0] == 0
     histories = [
         (out / RESNET / f"{step}-seed0" / "events.jsonl").read_text().splitlines() for step in ("GBN-40", "GBN-30")
@@ -277,27 +259,24 @@ def test_what_goes_further_does_not_begin_anew(reproduce: Call, out: Path) -> No
     assert len(pruning[1]) > len(pruning[0])
 
 
-def test_a_recipe_that_trains_the_whole_network_once_more(
+def test_a_recipe_that_retrains_the_whole_network(
     reproduce: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(
-        RECIPES, PLAIN, lambda: find_recipe("vgg16m-cifar10").but(network="own_networks:plain", again=60)
-    )
+    recipe = find_recipe("vgg16m-cifar10")
+    recipe = recipe.but(network="own_networks:plain", pruning=recipe.pruning.but(retrain_epochs=60))
+    monkeypatch.setitem(RECIPES, PLAIN, lambda: recipe)
     more = ("--out", tmp_path)
     status, _, told = reproduce("table1", PLAIN, *more)
     assert status == 0
     runs = tmp_path / PLAIN.replace(":", "-")
-    assert told.count("training the whole network once more, for 1 epoch") == 1
-    assert f"in {runs / 'GBN-40-seed0' / 'again'}" in told
-    assert not (runs / "GBN-30-seed0" / "again").exists()
+    assert told.count("Retrain epoch 1") == 1, "the smaller one continues from the other"
+    networks = [(runs / f"{name}-seed0" / "retrain.safetensors").read_bytes() for name in ("GBN-40", "GBN-30")]
+    assert networks[0] == networks[1]
     for name in ("GBN-40", "GBN-30"):
         found = doing.summary(runs / f"{name}-seed0")
         assert found["before"]["metrics"] == doing.summary(runs / "baseline-seed0")["after"]["metrics"]
     status, _, told = reproduce("table1", PLAIN, *more)
-    assert status == 0
-    assert told.count("done already") == 3
-    status, _, told = reproduce("table1", PLAIN, *more, "--baseline", runs / "GBN-40-seed0" / "again")
-    assert (status, told.count("holds a run with other settings (weights)")) == (2, 1)
+    assert (status, told.count("finished already")) == (0, 3)
 
 
 def test_as_json(reproduce: Call, out: Path) -> None:
@@ -309,30 +288,25 @@ def test_as_json(reproduce: Call, out: Path) -> None:
     assert all((Path(folder) / "result" / "summary.json").is_file() for folder in told["runs"].values())
 
 
-def test_runs_that_were_moved_are_done_already(
+def test_runs_that_were_moved_are_finished_and_need_no_baseline(
     reproduce: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = reproduce("table1", PLAIN, "--out", tmp_path / "here")[1]
     (tmp_path / "here").rename(tmp_path / "there")
     monkeypatch.chdir(tmp_path)
     status, text, err = reproduce("table1", PLAIN, "--out", "there")
-    assert status == 0, err
-    assert err.count("done already") == 3
+    assert (status, err.count("finished already")) == (0, 3), err
     assert text.splitlines()[:-1] == first.splitlines()[:-1]
-
-
-def test_the_baseline_is_not_needed_once_all_is_done(reproduce: Call, tmp_path: Path) -> None:
-    reproduce("table1", PLAIN, "--out", tmp_path)
-    shutil.rmtree(tmp_path / PLAIN.replace(":", "-") / "baseline-seed0")
-    status, _, err = reproduce("table1", PLAIN, "--out", tmp_path, "--only", "GBN-*")
+    shutil.rmtree(tmp_path / "there" / PLAIN.replace(":", "-") / "baseline-seed0")
+    status, _, err = reproduce("table1", PLAIN, "--out", "there", "--only", "GBN-*")
     assert status == 0, err
-    assert list(read_page(page_of(tmp_path, "table1", PLAIN))[1]) == ["GBN-40", "GBN-30"]
+    assert list(read_page(page_of(tmp_path / "there", "table1", PLAIN))[1]) == ["GBN-40", "GBN-30"]
 
 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (["--epochs-scale", "0.5"], "tick_removes, ticks_per_tock, tock_epochs, finetune_epochs"),
+        (["--epochs-scale", "0.5"], "epochs"),
         (["--batch-size", "7"], "batch_size"),
         (["--erase", "2"], "erase"),
         (["--width", "0.5"], "width"),
@@ -344,9 +318,8 @@ def test_other_settings_in_the_same_folder_are_refused(
 ) -> None:
     assert reproduce("table1", RESNET)[0] == 0
     status, text, err = reproduce("table1", RESNET, *change)
-    assert (status, text) == (2, "")
-    folder = out / RESNET / "baseline-seed0"
-    assert err == f"secateur: {folder} holds a run with other settings ({what}): name another --out\n"
+    assert (status, text, len(err.splitlines())) == (2, "", 1)
+    assert err.startswith(f"secateur: {out / RESNET / 'baseline-seed0'} holds another run: got other {what}. ")
 
 
 def test_another_baseline_in_the_same_folder_is_refused(reproduce: Call, out: Path, tmp_path: Path) -> None:
@@ -354,26 +327,23 @@ def test_another_baseline_in_the_same_folder_is_refused(reproduce: Call, out: Pa
     other = out / RESNET / "baseline-seed0" / "original.safetensors"
     status, _, err = reproduce("table1", RESNET, "--baseline", other)
     assert status == 2, "the runs that were done began with another network"
-    assert err.splitlines()[-1].startswith(f"secateur: {out / RESNET / 'GBN-40-seed0'} holds a run")
-
-
-def test_only_some_runs(reproduce: Call, out: Path, tmp_path: Path) -> None:
-    status, _, err = reproduce("table1", PLAIN, "--out", tmp_path, "--only", "GBN-*")
-    assert status == 2
-    told = "GBN-40 starts from baseline, which is not done yet: do that first, with --only baseline"
-    assert err.splitlines()[-1] == f"secateur: {told}"
-    status, _, err = reproduce("table1", PLAIN, "--out", tmp_path, "--baseline", "nowhere")
-    assert (status, err.splitlines()[-1]) == (
-        2,
-        "secateur: there is neither a run nor a file with weights at nowhere",
+    assert err.splitlines()[-1].startswith(
+        f"secateur: {out / RESNET / 'GBN-40-seed0'} holds another run: got other weights"
     )
+
+
+def test_only_some_runs(reproduce: Call, tmp_path: Path) -> None:
+    for more, words in (
+        (["--only", "GBN-*"], "GBN-40 starts from baseline"),
+        (["--baseline", "nowhere"], "nowhere"),
+        (["--only", "GBM*"], "baseline, GBN-40, GBN-30"),
+    ):
+        status, _, err = reproduce("table1", PLAIN, "--out", tmp_path, *more)
+        assert (status, words in err.splitlines()[-1]) == (2, True)
     assert reproduce("table1", PLAIN, "--out", tmp_path, "--only", "baseline")[0] == 0
     assert read_page(page_of(tmp_path, "table1", PLAIN))[1] == {}
     assert reproduce("table1", PLAIN, "--out", tmp_path, "--only", "*30")[0] == 0
     assert list(read_page(page_of(tmp_path, "table1", PLAIN))[1]) == ["GBN-30"]
-    status, _, err = reproduce("table1", PLAIN, "--out", tmp_path, "--only", "GBM*")
-    assert status == 2
-    assert err == "secateur: there is no step like 'GBM*': there are baseline, GBN-40, GBN-30\n"
 
 
 @pytest.mark.parametrize("experiment", ["throughput", "appendix-d", "appendix-e", "nas", "gfir", "table3"])
@@ -414,64 +384,46 @@ def test_seeds_have_runs_and_pages_of_their_own(reproduce: Call, tmp_path: Path)
     assert not doing.same(*weights)
 
 
-def started(cifar: Path, out: Path) -> list[str]:
-    given = ["--recipe", PLAIN, "--data", str(cifar), "--epochs-scale", "0.3", "--only", "baseline", "--device", "cpu"]
-    return ["reproduce", "table1", *given, "--out", str(out)]
-
-
-def test_stopped_and_gone_on_with(secateur: Call, cifar: Path, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "secateur", *started(cifar, tmp_path)],
-        cwd=OWN,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    events = tmp_path / PLAIN.replace(":", "-") / "baseline-seed0" / "events.jsonl"
-    limit = time.monotonic() + 60
-    while not (events.exists() and events.read_bytes().count(b"\n") > 5):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < limit
-        time.sleep(0.002)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err.splitlines()[-1] == "secateur: stopped and saved; go on with: the same command as before"
-    assert not (events.parent / "result").exists()
-    done = events.read_bytes()
-    status, text, _ = secateur(*started(cifar, tmp_path))
-    assert status == 0
-    assert events.read_bytes().startswith(done)
-    assert text.startswith("# table1\n")
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [(["--batch-size", 3], "batch_size"), (["--erase", 2], "erase"), (["--hold-out", 2], "hold_out")],
-)
-def test_a_stopped_run_goes_on_as_it_was_or_not_at_all(
-    secateur: Call, cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: list[object], what: str
+@pytest.mark.parametrize("change", [[], ["--batch-size", 3], ["--hold-out", 2]])
+def test_a_stopped_experiment_is_resumed_as_it_was_or_not_at_all(
+    secateur: Call, cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: list[object]
 ) -> None:
+    given = ["--recipe", PLAIN, "--data", cifar, "--epochs-scale", "0.1", "--only", "baseline", "--device", "cpu"]
+    command, shown = ["reproduce", "table1", *given, "--out", tmp_path], Display.show
+
+    def stop_at_five(display: Display, event: Any) -> None:
+        if getattr(event, "name", "") == "Train epoch 5":
+            signal.raise_signal(signal.SIGINT)
+        shown(display, event)
+
     with monkeypatch.context() as patch:
-        patch.setattr(Display, "event", lambda display, event: signal.raise_signal(signal.SIGINT))
-        assert secateur(*started(cifar, tmp_path))[0] == 130
-    status, _, err = secateur(*started(cifar, tmp_path), *change)
-    assert status == 2
-    assert what in err.splitlines()[-1]
+        patch.setattr(Display, "show", stop_at_five)
+        status, _, err = secateur(*command)
+    run = tmp_path / PLAIN.replace(":", "-") / "baseline-seed0"
+    assert (status, (run / "result").exists()) == (130, False)
+    assert err.endswith(f"secateur: stopped and saved in {run}. Give the same command again to continue\n")
+    before = (run / "events.jsonl").read_bytes()
+    status, text, err = secateur(*command, *change)
+    if change:
+        assert (status, str(change[0])[2:].replace("-", "_") in err.splitlines()[-1]) == (2, True)
+    else:
+        assert (status, text[:9]) == (0, "# table1\n")
+        assert (run / "events.jsonl").read_bytes().startswith(before)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "word"),
     [
-        (["tabel1"], "there is no experiment 'tabel1'; did you mean 'table1' or 'table3' or 'table2'?"),
-        (["table1", "--recipe", "resnet56"], "there is no recipe 'resnet56'; did you mean 'resnet56-cifar10'"),
-        (["table1"], "CIFAR-10 is read from a folder: name it with --data"),
-        (["table1", "--epochs-scale", "0"], "epochs_scale must be above 0, got 0.0"),
-        (["table1", "--recipe", "own_networks:job"], "there is no recipe 'own_networks:job'"),
-        (["table1", "--clip-norm", "-1"], "clip_norm must be above 0, got -1.0"),
+        (["tabel1"], "'table1'"),
+        (["table1", "--recipe", "resnet56"], "'resnet56-cifar10'"),
+        (["table1"], "--data FOLDER"),
+        (["table1", "--epochs-scale", "0"], "epochs_scale"),
+        (["table1", "--recipe", "own_networks:job"], "'own_networks:job'"),
+        (["table1", "--clip-norm", "-1"], "clip_norm"),
     ],
 )
-def test_a_mistake_is_one_line(secateur: Call, arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_a_mistake_is_one_line(secateur: Call, arguments: list[str], word: str, tmp_path: Path) -> None:
     status, text, err = secateur("reproduce", *arguments, "--out", tmp_path, "--quiet")
     assert (status, text, len(err.splitlines())) == (2, "", 1), err
-    assert err.startswith(f"secateur: {message}")
+    assert word in err
     assert not list(tmp_path.iterdir())

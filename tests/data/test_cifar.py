@@ -12,10 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from secateur.data.arrays import Arrays
-from secateur.data.cifar import cifar10, cifar100
+from secateur.data.cifar import CIFAR10, CIFAR100, cifar10, cifar100
 from secateur.errors import InvalidData
 
 LAYOUTS: list[Literal["python", "binary"]] = ["python", "binary"]
@@ -66,22 +65,7 @@ def test_batches(write: Callable[..., Any], read: Callable[..., Any], mean: Any,
     assert (train.mean, train.std) == (test.mean, test.std) == (mean, std)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_classes_can_be_told_apart(layout: Any, tmp_path: Path) -> None:
-    """What `miniature` promises to those who train on it."""
-    for write, read in ((miniature.write_cifar10, cifar10), (miniature.write_cifar100, cifar100)):
-        write(tmp_path, num_per_file=300, layout=layout)
-        train, test = read(tmp_path)
-        means = torch.stack([bands(train.images[train.labels == k]).mean(0) for k in train.labels.unique()])
-        nearest = torch.cdist(bands(test.images), means).argmin(1)
-        assert (nearest == test.labels).float().mean() > 0.95
-
-
-def bands(images: Tensor) -> Tensor:
-    return images.float().mean(3).flatten(1)
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("protocol", [2, 5])
 @pytest.mark.parametrize("keys", [str, str.encode])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("labels", [list, np.array])
@@ -116,52 +100,50 @@ FILES = [
 ]
 
 
+def copied(originals: Path, path: Path) -> Path:
+    shutil.copytree(originals / path.parent.name, path.parent)
+    return path
+
+
 @pytest.mark.parametrize(("name", "read"), FILES)
 def test_files_that_are_missing(name: str, read: Callable[..., Any], originals: Path, tmp_path: Path) -> None:
-    path = tmp_path / name
-    shutil.copytree(originals / path.parent.name, path.parent)
+    path = copied(originals, tmp_path / name)
     path.unlink()
     for folder in (tmp_path, path.parent):
-        with pytest.raises(InvalidData, match=f"there is no {path}; the folder of CIFAR-10") as caught:
+        with pytest.raises(InvalidData) as caught:
             read(folder)
-    for shown in ("cifar-10-batches-py/", "-bin/") if read is cifar10 else ("cifar-100-python/", "-binary/"):
-        assert shown in str(caught.value)
-    path.mkdir()
-    with pytest.raises(InvalidData, match=f"there is no {path};"):
-        read(tmp_path)
+        assert caught.value.what.endswith(f"there is no {path}")
+        assert caught.value.remedy == str(CIFAR10 if read is cifar10 else CIFAR100)
+        path.mkdir(exist_ok=True)
 
 
 def test_folders_that_are_missing(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()  # of another dataset
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(InvalidData, match=f"CIFAR-10: there is no {folder}/cifar-10-batches-py"):
-            cifar10(folder)
-        with pytest.raises(InvalidData, match=f"CIFAR-100: there is no {folder}/cifar-100-python"):
-            cifar100(folder)
+        for read, name in ((cifar10, "cifar-10-batches-py"), (cifar100, "cifar-100-python")):
+            with pytest.raises(InvalidData) as caught:
+                read(folder)
+            assert caught.value.what.endswith(f"there is no {folder}/{name}")
 
 
 @pytest.mark.parametrize(("name", "read"), FILES)
 def test_files_cut_short(name: str, read: Callable[..., Any], originals: Path, tmp_path: Path) -> None:
-    path = tmp_path / name
-    shutil.copytree(originals / path.parent.name, path.parent)
+    path = copied(originals, tmp_path / name)
     whole = path.read_bytes()
     row = 3073 if read is cifar10 else 3074
-    cuts = {*range(0, 100, 3), *range(100, len(whole), 197), len(whole) - 1}
-    for size in cuts - ({row} if path.suffix else set()):
-        path.write_bytes(whole[:size])
-        with pytest.raises(InvalidData, match=f"{path} is broken: it "):
+    sizes = {*range(0, 100, 3), *range(100, len(whole), 397), len(whole) - 1} - ({row} if path.suffix else set())
+    for data in (*(whole[:size] for size in sizes), whole + b"\0" if path.suffix else b"N" + whole):
+        path.write_bytes(data)
+        with pytest.raises(InvalidData) as caught:
             read(path.parent)
-    path.write_bytes(whole + b"\0" if path.suffix else b"N" + whole)
-    with pytest.raises(InvalidData, match="is broken"):
-        read(path.parent)
+        assert caught.value.what.endswith(f"{path} is damaged")
 
 
 @pytest.mark.parametrize(("name", "read"), FILES)
 def test_changed_files_are_read_or_refused(
     name: str, read: Callable[..., Any], originals: Path, tmp_path: Path
 ) -> None:
-    path = tmp_path / name
-    shutil.copytree(originals / path.parent.name, path.parent)
+    path = copied(originals, tmp_path / name)
     whole = path.read_bytes()
     # Where the pickles have more than pixels, and the plain files have labels.
     places = [k for k in range(len(whole)) if k < 400 or k > len(whole) - 200]
@@ -193,73 +175,71 @@ for _ in range(60):
 
 
 @pytest.mark.parametrize(
-    ("batch", "reason"),
+    ("batch", "got"),
     [
-        ([1, 2], "it holds a list, and a dict is wanted"),
-        ({"data": ROWS}, "it has no labels"),
-        ({"labels": [1, 2]}, "it has no data"),
-        ({"data": ROWS, "fine_labels": [1, 2]}, "it has no labels"),
-        ({"data": ROWS, "labels": [1]}, "its labels are a list of 1, and a list of 2 is wanted"),
-        ({"data": ROWS, "labels": [1, 2, 3]}, "its labels are a list of 3"),
-        ({"data": ROWS, "labels": None}, "its labels are of type NoneType"),
-        ({"data": ROWS, "labels": BOMB}, "its labels are of type tuple"),
-        ({"data": ROWS, "labels": np.array(1)}, "its labels are of type int"),
-        ({"data": ROWS, "labels": [1, 10]}, "the label of row 1 is 10, and 0 to 9 are wanted"),
-        ({"data": ROWS, "labels": [-1, 1]}, "the label of row 0 is -1"),
-        ({"data": ROWS, "labels": [1, 2**70]}, "the label of row 1 is 1180591620717411303424"),
-        ({"data": ROWS, "labels": [1, 2.0]}, "the label of row 1 is float"),
-        ({"data": ROWS, "labels": [1, BOMB]}, "the label of row 1 is tuple"),
-        ({"data": ROWS, "labels": [True, 2]}, "the label of row 0 is True"),
-        ({"data": ROWS, "labels": np.array([[1], [2]])}, "the label of row 0 is list"),
-        ({"data": BOMB, "labels": [1, 2]}, "its data are of type tuple, and an array of N x 3072 bytes is wanted"),
-        ({"data": [[0] * 3072] * 2, "labels": [1, 2]}, "its data are a list of 2"),
-        ({"data": ROWS[0], "labels": [1]}, "its data are an array of torch.uint8 and shape 3072"),
-        ({"data": ROWS[:, 1:], "labels": [1, 2]}, "its data are an array of torch.uint8 and shape 2x3071"),
+        ([1, 2], "a list, and a dict is wanted"),
+        ({"data": ROWS}, "no labels"),
+        ({"labels": [1, 2]}, "no data"),
+        ({"data": ROWS, "fine_labels": [1, 2]}, "no labels"),
+        ({"data": ROWS, "labels": [1]}, "labels of 1 values"),
+        ({"data": ROWS, "labels": [1, 2, 3]}, "labels of 3 values"),
+        ({"data": ROWS, "labels": None}, "labels of type NoneType"),
+        ({"data": ROWS, "labels": BOMB}, "labels of type tuple"),
+        ({"data": ROWS, "labels": np.array(1)}, "labels of type int"),
+        ({"data": ROWS, "labels": [1, 10]}, "a label 10 in row 1"),
+        ({"data": ROWS, "labels": [-1, 1]}, "a label -1 in row 0"),
+        ({"data": ROWS, "labels": [1, 2**70]}, "a label 1180591620717411303424 in row 1"),
+        ({"data": ROWS, "labels": [1, 2.0]}, "a label float in row 1"),
+        ({"data": ROWS, "labels": [1, BOMB]}, "a label tuple in row 1"),
+        ({"data": ROWS, "labels": [True, 2]}, "a label True in row 0"),
+        ({"data": ROWS, "labels": np.array([[1], [2]])}, "a label list in row 0"),
+        ({"data": BOMB, "labels": [1, 2]}, "data of type tuple"),
+        ({"data": [[0] * 3072] * 2, "labels": [1, 2]}, "data of 2 values"),
+        ({"data": ROWS[0], "labels": [1]}, "data of torch.uint8 and shape 3072"),
+        ({"data": ROWS[:, 1:], "labels": [1, 2]}, "data of torch.uint8 and shape 2x3071"),
         ({"data": ROWS.reshape(2, 3, 32, 32), "labels": [1, 2]}, "and shape 2x3x32x32"),
-        ({"data": ROWS.astype("i2"), "labels": [1, 2]}, "its data are an array of torch.int16 and shape 2x3072"),
-        ({"data": ROWS.astype("f4"), "labels": [1, 2]}, "it holds an array of '<f4'; only plain data"),
-        ({"data": ROWS[:0], "labels": []}, "a shape that does not go with its 0 bytes"),
-        ({"data": ROWS, "labels": [1, 2], "run": print}, "it holds '(__builtin__|builtins).print'; only plain data"),
+        ({"data": ROWS.astype("i2"), "labels": [1, 2]}, "data of torch.int16 and shape 2x3072"),
+        ({"data": ROWS.astype("f4"), "labels": [1, 2]}, "an array of '<f4'; only plain data"),
+        ({"data": ROWS[:0], "labels": []}, "shape does not fit its 0 bytes"),
+        ({"data": ROWS, "labels": [1, 2], "run": print}, ".print'; only plain data"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("protocol", [2, 5])
-def test_pickles_of_other_things(batch: object, reason: str, protocol: int, originals: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(originals / "cifar-10-batches-py", tmp_path / "cifar-10-batches-py")
-    (folder / "data_batch_3").write_bytes(pickle.dumps(batch, protocol))
-    with pytest.raises(InvalidData, match=f"CIFAR-10: {folder}/data_batch_3 is broken: .*{reason}"):
-        cifar10(tmp_path)
+def test_pickles_of_other_things(batch: object, got: str, protocol: int, originals: Path, tmp_path: Path) -> None:
+    path = copied(originals, tmp_path / "cifar-10-batches-py/data_batch_3")
+    check_damaged(path, pickle.dumps(batch, protocol), got, cifar10)
+
+
+def check_damaged(path: Path, data: bytes, got: str, read: Callable[..., Any]) -> None:
+    path.write_bytes(data)
+    with pytest.raises(InvalidData) as caught:
+        read(path.parent)
+    assert caught.value.what.endswith(f"{path} is damaged")
+    assert got in str(caught.value.got)
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "reason"),
+    ("name", "data", "got"),
     [
-        ("cifar-10-batches-bin/test_batch.bin", b"", "it has 0 bytes, and rows of 3,073 are wanted, one or more"),
-        ("cifar-10-batches-bin/test_batch.bin", b"\0" * 3072, "it has 3,072 bytes, and rows of 3,073"),
-        (
-            "cifar-10-batches-bin/test_batch.bin",
-            b"\x09" * 3073 + b"\x0a" * 3073,
-            "the label of row 1 is 10, and 0 to 9",
-        ),
-        ("cifar-100-binary/train.bin", b"\0" * 3073, "it has 3,073 bytes, and rows of 3,074"),
-        ("cifar-100-binary/train.bin", b"\x13\x63" + b"\0" * 3072 + b"\x13\x64" * 1537, "the label of row 1 is 100"),
+        ("cifar-10-batches-bin/test_batch.bin", b"", "0 bytes, and rows of 3,073 are wanted"),
+        ("cifar-10-batches-bin/test_batch.bin", b"\0" * 3072, "3,072 bytes, and rows of 3,073 are wanted"),
+        ("cifar-10-batches-bin/test_batch.bin", b"\x09" * 3073 + b"\x0a" * 3073, "a label 10 in row 1"),
+        ("cifar-100-binary/train.bin", b"\0" * 3073, "3,073 bytes, and rows of 3,074 are wanted"),
+        ("cifar-100-binary/train.bin", b"\x13\x63" + b"\0" * 3072 + b"\x13\x64" * 1537, "a label 100 in row 1"),
     ],
 )
-def test_plain_files_of_other_things(name: str, data: bytes, reason: str, originals: Path, tmp_path: Path) -> None:
-    path = tmp_path / name
-    shutil.copytree(originals / path.parent.name, path.parent)
-    path.write_bytes(data)
-    with pytest.raises(InvalidData, match=f"{path} is broken: .*{reason}"):
-        (cifar10 if "10-" in name else cifar100)(tmp_path)
+def test_plain_files_of_other_things(name: str, data: bytes, got: str, originals: Path, tmp_path: Path) -> None:
+    check_damaged(copied(originals, tmp_path / name), data, got, cifar10 if "10-" in name else cifar100)
 
 
 @pytest.mark.parametrize(("name", "read"), FILES)
 def test_files_that_are_too_large_are_not_read(
     name: str, read: Callable[..., Any], originals: Path, tmp_path: Path
 ) -> None:
-    path = tmp_path / name
-    shutil.copytree(originals / path.parent.name, path.parent)
+    path = copied(originals, tmp_path / name)
     with path.open("r+b") as file:
         file.truncate(2**40)  # on disk it takes nothing
-    with pytest.raises(InvalidData, match=f"{path} is broken: it has 1,099,511,627,776 bytes, more than 1,073,741,824"):
+    with pytest.raises(InvalidData) as caught:
         read(tmp_path)
+    assert (caught.value.got, caught.value.wanted) == ("1,099,511,627,776 bytes", "1,073,741,824 at most")

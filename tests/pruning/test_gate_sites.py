@@ -1,6 +1,7 @@
 """Where gates sit: on every batch norm that sees a removable channel, and on filters that reach a consumer without."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,10 +9,10 @@ import torch.nn.functional as F
 from gated import IMAGE, Custom, drop_odd, gate
 from torch import Tensor, nn
 
-import secateur
-from secateur import ChannelGraph, Gates, Plan
+from secateur import ChannelGraph, InvalidModel, Limits, Plan, analyze, merge_gates_
+from secateur.channels.reasons import Kind
 from secateur.channels.verify import mask_
-from secateur.pruning.selection import Limits
+from secateur.pruning.gates import Gates
 
 
 def conv(inner: int, outer: int, kernel: int = 1, **options: object) -> nn.Conv2d:
@@ -58,7 +59,12 @@ def assert_same(model: nn.Module, other: nn.Module, example: Tensor, modes: tupl
 
 
 def graph_of(model: nn.Module) -> ChannelGraph:
-    return secateur.analyze(model, IMAGE)
+    return analyze(model, IMAGE)
+
+
+def kinds(graph: ChannelGraph) -> dict[str, Kind]:
+    """Why groups have no gate."""
+    return {name: reason.kind for name, reason in graph.ungated.items()}
 
 
 def test_behind_a_norm_a_filter_has_no_gate() -> None:
@@ -107,7 +113,7 @@ def test_synchronised_norm() -> None:
     model = nn.Sequential(conv(3, 8), nn.SyncBatchNorm(8), nn.ReLU(), conv(8, 2))
     gates = check(model, {"1"}, modes=("eval",))
     assert isinstance(gates.modules[0], nn.SyncBatchNorm)
-    assert type(secateur.merge_gates_(model)[1]) is nn.SyncBatchNorm
+    assert type(merge_gates_(model)[1]) is nn.SyncBatchNorm
 
 
 def test_several_norms_behind_one_filter() -> None:
@@ -175,7 +181,7 @@ def test_tied_weights_stay_whole() -> None:
     )  # fmt: skip
     model.two.weight = model.one.weight
     graph = graph_of(model)
-    assert set(graph.ungated.values()) == {"has weights that another module has too"}
+    assert {reason.kind for reason in graph.ungated.values()} == {Kind.SHARED_WEIGHT}
     for group, floor in zip(graph.groups, Limits().floors(graph).tolist(), strict=True):
         assert (floor == group.size) == (group.name in graph.ungated)
 
@@ -193,7 +199,7 @@ def test_computed_weights_need_a_norm(normed: bool) -> None:
         Scaled(3, 8, 1), nn.BatchNorm2d(8) if normed else nn.Identity(), nn.ReLU(), conv(8, 6), nn.ELU(), conv(6, 2)
     )
     gates = check(model, {"1", "3"} if normed else {"3"})
-    assert gates.whole.ungated == ({} if normed else {"0": "has weights that are computed from others"})
+    assert kinds(gates.whole) == ({} if normed else {"0": Kind.COMPUTED_WEIGHT})
 
 
 def test_weight_norm_stays_whole() -> None:
@@ -210,7 +216,7 @@ def test_biases_that_autocast_has_cast_are_still_their_layers() -> None:
             with torch.autocast("cpu", torch.bfloat16):
                 return super().forward(x)
 
-    graph = secateur.analyze(Cast(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 2, 1)), torch.randn(1, 3, 4, 4))
+    graph = analyze(Cast(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 2, 1)), torch.randn(1, 3, 4, 4))
     assert {site.module for site in graph.sites} == {"0"}
     assert graph.ungated == {}
 
@@ -222,4 +228,180 @@ def test_weights_that_a_layer_writes_to_carry_no_gate() -> None:
             return super().forward(input)
 
     gates = check(nn.Sequential(Masked(3, 8, 3), nn.ReLU(), conv(8, 6), nn.ReLU(), conv(6, 2)), {"2"})
-    assert gates.whole.ungated == {"0": "has weights that the forward pass writes to"}
+    assert kinds(gates.whole) == {"0": Kind.WRITTEN_WEIGHT}
+
+
+# Norms that take the scale out of a filter, but carry no gate: the filter's own gate would be blind.
+
+
+def shares_of_score(model: nn.Module, gates: Gates) -> dict[str, float]:
+    """By group, the Taylor score relative to the largest; what no gate can feel has next to nothing."""
+    out = model.train()(IMAGE)
+    (out * torch.arange(out.numel()).view_as(out)).sum().backward()
+    products = [m.gate_phi.grad * m.gate_factor().detach() for m in gates.modules]
+    score = gates.per_channel(torch.cat(products).abs())
+    parts = {g.name: float(score[g.start : g.start + g.size].sum()) for g in gates.graph.groups}
+    return {name: part / max(parts.values()) for name, part in parts.items()}
+
+
+BLIND = {
+    "instance": lambda: nn.InstanceNorm2d(8, affine=True),
+    "instance without parameters": lambda: nn.InstanceNorm2d(8),
+    "group": lambda: nn.GroupNorm(8, 8),
+    "groups": lambda: nn.GroupNorm(4, 8),
+    "functional": lambda: Custom(lambda m, x: F.batch_norm(x, None, None, training=True)),
+    "parametrised": lambda: nn.utils.parametrize.register_parametrization(nn.BatchNorm2d(8), "weight", nn.Identity()),
+}
+
+
+@pytest.mark.parametrize("kind", BLIND)
+def test_a_score_behind_every_norm(kind: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(conv(3, 8, 3), BLIND[kind](), nn.ReLU(), conv(8, 6), nn.ReLU(), conv(6, 2))
+    plain = copy.deepcopy(model)
+    gates = gate(model, probe=False)
+    torch.testing.assert_close(model(IMAGE), plain(IMAGE))
+    assert shares_of_score(model, gates)["0"] > 1e-3 or "0" in gates.graph.ungated
+
+
+def test_tied_norms() -> None:
+    parts = {"a": conv(3, 8, 3), "b": conv(8, 8), "one": nn.BatchNorm2d(8), "two": nn.BatchNorm2d(8), "c": conv(8, 2)}
+    model = Custom(lambda m, x: m.c(F.relu(m.two(m.b(F.relu(m.one(m.a(x))))))), **parts)
+    model.two.weight, model.two.bias = model.one.weight, model.one.bias
+    graph = graph_of(model)
+    assert set(graph.ungated) == {group.name for group in graph.groups}
+
+
+# Several gates in one module, gates on buffers, members that a mask does not reach.
+
+
+class Blur(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kernel", torch.full((8, 1, 3, 3), 1 / 9))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.kernel, groups=x.shape[1])
+
+
+class Fixed(nn.Module):
+    """A batch norm of buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, torch.rand(8) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias)
+
+
+class Shifted(nn.BatchNorm2d):
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.shift = nn.Parameter(torch.ones(features, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.shift
+
+
+def two_layers(m: nn.Module, x: Tensor) -> Tensor:
+    return m.head(F.relu(F.conv2d(F.relu(F.conv2d(x, m.first)), m.second)))
+
+
+def both_ways(m: nn.Module, x: Tensor) -> Tensor:
+    x = F.relu(m.norm(m.stem(x))).mean((2, 3))
+    return m.head(F.relu(F.linear(F.relu(m.code(x)), m.code.weight.t()) + x))
+
+
+UNUSUAL = {
+    "two weights in one module": lambda: Custom(
+        two_layers,
+        first=nn.Parameter(torch.randn(8, 3, 1, 1)),
+        second=nn.Parameter(torch.randn(6, 8, 1, 1)),
+        head=conv(6, 2),
+    ),
+    "a blur made of a buffer": lambda: nn.Sequential(
+        conv(3, 8), nn.BatchNorm2d(8), nn.ReLU(), Blur(), nn.ReLU(), conv(8, 2)
+    ),
+    "a batch norm with a shift of its own": lambda: nn.Sequential(conv(3, 8), Shifted(8), nn.ReLU(), conv(8, 2)),
+    "a weight used both ways": lambda: Custom(
+        both_ways, stem=conv(3, 8), norm=nn.BatchNorm2d(8), code=nn.Linear(8, 5, bias=False), head=nn.Linear(8, 2)
+    ),
+    "a norm without tensors": lambda: nn.Sequential(conv(3, 8), bare_norm(), nn.ReLU(), conv(8, 2)),
+    "a bias that is never used": lambda: Custom(
+        lambda m, x: m.head(F.relu(F.linear(x.mean((2, 3)), m.hidden.weight))),
+        hidden=nn.Linear(3, 8),
+        head=nn.Linear(8, 2),
+    ),
+}
+
+
+def bare_norm() -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(8, affine=False, track_running_stats=False)
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_masks_do_what_zeros_do_unless_a_group_is_loose(name: str) -> None:
+    torch.manual_seed(0)
+    model = UNUSUAL[name]().double()
+    for tensor in model.parameters():
+        nn.init.uniform_(tensor, 0.2, 1.0)
+    plain, images = copy.deepcopy(model), IMAGE.double()
+    gates = gate(model, images, probe=False)
+    assert_same(plain, model, images, ("eval",))
+    kept = drop_odd(gates.graph)
+    for group in gates.graph.groups:
+        if group.name in gates.graph.ungated or gates.loose(group):
+            kept[group.span] = True
+    gates.mask_(kept)
+    mask_(plain, Plan(gates.whole, kept))
+    assert_same(plain, model, images, ("eval",))
+    gates.cut_(kept)
+    assert_same(plain, model, images, ("eval",))
+    assert_same(plain, merge_gates_(model), images, ("eval",))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(conv(3, 8), nn.BatchNorm2d(8), nn.ReLU(), Fixed(), nn.ReLU(), conv(8, 2)),
+        lambda: Custom(
+            lambda m, x: m.c(F.relu(m.norm(m.b(F.relu(m.norm(m.a(x))))))),
+            a=conv(3, 8, 3), b=conv(8, 8), c=conv(8, 2), norm=bare_norm(),
+        ),
+    ],
+    ids=["a norm made of buffers", "a norm without tensors used twice"],
+)  # fmt: skip
+def test_without_any_gate_there_is_nothing_to_prune(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(InvalidModel):
+        gate(make(), probe=False)
+
+
+def test_l1_spares_groups_without_gate() -> None:
+    parts = {"a": conv(3, 8), "norm": nn.BatchNorm2d(8), "b": Scaled(3, 8, 1), "c": conv(8, 6), "d": conv(6, 2)}
+    model = Custom(lambda m, x: m.d(F.relu(m.c(F.relu(m.norm(m.a(x)) + m.b(x))))), **parts)
+    gates = gate(model)
+    assert list(gates.graph.ungated) == ["a"]
+    model.norm.gate_phi.grad = torch.zeros(8)
+    gates.add_l1_(1.0)
+    assert not bool(model.norm.gate_phi.grad.any())
+
+
+class Root(nn.BatchNorm2d):
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.stem, self.head = conv(3, 8), conv(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(super().forward(self.stem(x))))
+
+
+def hidden(m: nn.Module, x: Tensor) -> Tensor:
+    return m.head(F.relu(m.hidden(F.relu(m.stem(x)).flatten(2).transpose(1, 2)))).mean(1)
+
+
+def test_what_a_gate_multiplies_is_not_loose() -> None:
+    for model in (Root(), Custom(hidden, stem=conv(3, 8), hidden=nn.Linear(8, 6), head=nn.Linear(6, 2))):
+        gates = gate(model)
+        assert not any(gates.loose(group) for group in gates.graph.groups)

@@ -1,21 +1,36 @@
 """What layers take, and budgets in it."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import secateur
+from secateur import (
+    Budget,
+    ChannelGraph,
+    InvalidData,
+    InvalidSetting,
+    Plan,
+    Pruner,
+    TickTock,
+    analyze,
+    classification,
+    measure_latency,
+    prune,
+    shrink,
+)
 from secateur.models.lookup import find_model
 from secateur.models.resnet_cifar import CifarResNet
 from secateur.pruning.latency import LatencyTable, LayerTable, with_rest
+from secateur.pruning.selection import Target
 
 EXAMPLE = torch.randn(1, 3, 16, 16)
 
 
-def by_macs(model: nn.Module, graph: secateur.ChannelGraph) -> LatencyTable:
+def by_weights(model: nn.Module) -> LatencyTable:
     """A table in which a layer takes as many microseconds as it has weights."""
     layers = []
     for name, parameter in model.named_parameters():
@@ -28,24 +43,26 @@ def by_macs(model: nn.Module, graph: secateur.ChannelGraph) -> LatencyTable:
     return LatencyTable("invented", tuple(layers))
 
 
-def network() -> tuple[nn.Module, secateur.ChannelGraph]:
+GRAPH = analyze(CifarResNet(8, width=0.5), EXAMPLE, probe=False)
+
+
+def network() -> tuple[nn.Module, ChannelGraph]:
     torch.manual_seed(0)
-    model = CifarResNet(8, width=0.5)
-    return model, secateur.analyze(model, EXAMPLE)
+    return CifarResNet(8, width=0.5), GRAPH
 
 
 def test_the_whole_and_what_is_left_are_summed_over_layers() -> None:
     model, graph = network()
-    table = by_macs(model, graph)
-    plan = secateur.Plan.drop(graph, 0.4)
-    for kept, network_ in ((graph.all_kept(), model), (plan.kept, secateur.shrink(model, plan))):
+    table = by_weights(model)
+    plan = Plan.random(graph, 0.4)
+    for kept, network_ in ((graph.all_kept(), model), (plan.kept, shrink(model, plan))):
         weights = sum(p.numel() for p in network_.parameters() if p.dim() > 1)
         assert table.value(graph, kept) == pytest.approx(weights)
 
 
 def test_savings_are_what_the_whole_loses() -> None:
     model, graph = network()
-    table, whole = by_macs(model, graph), graph.all_kept()
+    table, whole = by_weights(model), graph.all_kept()
     savings = table.savings(graph, whole)
     for group in graph.groups:
         one = whole.clone()
@@ -74,15 +91,22 @@ def test_the_rest_of_the_time_falls_with_what_layers_put_out() -> None:
     assert with_rest([wide, narrow], [300, 100], 6.0) == [wide, narrow], "less than its layers take by themselves"
 
 
-@pytest.mark.parametrize("name", ["resnet20", "torchvision:mobilenet_v2", "torchvision:regnet_y_400mf"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet20",
+        pytest.param("torchvision:mobilenet_v2", marks=pytest.mark.slow),
+        pytest.param("torchvision:regnet_y_400mf", marks=pytest.mark.slow),
+    ],
+)
 def test_measured_on_this_machine(name: str) -> None:
     model = find_model(name).eval()
-    graph = secateur.analyze(model, torch.randn(1, 3, 32, 32))
-    table = secateur.measure_latency(model, torch.randn(1, 3, 32, 32), repetitions=2)
+    graph = analyze(model, torch.randn(1, 3, 32, 32))
+    table = measure_latency(model, torch.randn(1, 3, 32, 32), repetitions=2)
     convolutions = [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
     assert len(table.layers) == len(convolutions)
     whole = table.value(graph, graph.all_kept())
-    assert 0 < table.value(graph, secateur.Plan.drop(graph, 0.5).kept) < whole
+    assert 0 < table.value(graph, Plan.random(graph, 0.5).kept) < whole
     assert bool((table.savings(graph, graph.all_kept()) > 0).all())
     again = LatencyTable.from_dict(json.loads(json.dumps(table.to_dict())))
     assert again == table
@@ -98,44 +122,65 @@ def test_a_layer_that_is_called_by_keyword() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.conv(input=x)
 
-    assert len(secateur.measure_latency(Named(), torch.randn(1, 3, 8, 8), repetitions=1).layers) == 1
+    assert len(measure_latency(Named(), torch.randn(1, 3, 8, 8), repetitions=1).layers) == 1
 
 
-@pytest.mark.parametrize("damage", [{"format": "x"}, {"layers": [{}]}, {"layers": 3}, {"version": 2}])
-def test_a_damaged_table_is_refused(damage: dict[str, Any]) -> None:
-    model, graph = network()
-    with pytest.raises(secateur.InvalidSetting, match="this is no table of latencies"):
-        LatencyTable.from_dict({**by_macs(model, graph).to_dict(), **damage})
+def widened(table: dict[str, Any], axis: str) -> dict[str, Any]:
+    """One more width than there are numbers."""
+    return {**table, "layers": [{**row, axis: [*row[axis], 10**6]} for row in table["layers"]]}
 
 
-@pytest.mark.parametrize("axis", ["inputs", "outputs"])
-def test_a_table_without_a_number_for_each_width_is_refused(axis: str) -> None:
-    model, graph = network()
-    table = by_macs(model, graph).to_dict()
-    table["layers"] = [{**row, axis: [*row[axis], 10**6]} for row in table["layers"]]
-    with pytest.raises(secateur.InvalidSetting, match="does not have a number for each width"):
-        LatencyTable.from_dict(table)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda table: {**table, "format": "x"},
+        lambda table: {**table, "version": 2},
+        lambda table: {**table, "layers": 3},
+        lambda table: {**table, "layers": [{}]},
+        lambda table: widened(table, "inputs"),
+        lambda table: widened(table, "outputs"),
+        lambda table: [],
+    ],
+)
+def test_a_damaged_table_is_refused(damage: Callable[[dict[str, Any]], Any]) -> None:
+    with pytest.raises(InvalidData):
+        LatencyTable.from_dict(damage(by_weights(network()[0]).to_dict()))
 
 
 def test_a_run_ends_where_the_time_is_met() -> None:
     model, graph = network()
-    table = by_macs(model, graph)
+    table = by_weights(model)
     data = [(torch.randn(4, 3, 16, 16), torch.arange(4)) for _ in range(2)]
-    settings = secateur.TickTock(keep_latency=0.6, tick_removes=0.1, ticks_per_tock=0, finetune_epochs=1)
+    settings = TickTock.of(keep_latency=0.6, tick_removes=0.1, tock_every=0, finetune_epochs=1)
     assert settings.ranking == "score_per_microsecond"
-    result = settings(model, graph, secateur.classification(data), latency=table)
+    result = prune(model, EXAMPLE, classification(data), settings=settings, graph=graph, latency=table)
     whole, left = table.value(graph, graph.all_kept()), table.value(graph, result.plan.kept)
     assert 0.55 * whole < left <= 0.6 * whole
+    assert result.history[-1].left == {"microseconds": pytest.approx(left / whole)}
 
 
-def test_the_table_of_another_network_is_refused() -> None:
+def test_without_a_table_a_run_measures_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model, graph = network()
-    other = CifarResNet(8, width=0.25)
-    table = by_macs(other, secateur.analyze(other, EXAMPLE))
-    with pytest.raises(secateur.InvalidSetting, match=r"of another network: fc.weight is 16 wide there, and 32 here;"):
-        secateur.Pruner(model, graph=graph, latency=table)
-    with pytest.raises(secateur.InvalidSetting, match="they have no layer in common"):
-        table.check(secateur.analyze(nn.Sequential(nn.Conv2d(3, 4, 1)), EXAMPLE))
+    monkeypatch.setattr("secateur.runs.prune.measure_latency", lambda model, example, progress: by_weights(model))
+    task = classification([(torch.randn(4, 3, 16, 16), torch.arange(4))])
+    settings = TickTock.one_shot(keep_latency=0.6, finetune_epochs=0)
+    result = prune(model, EXAMPLE, task, settings=settings, graph=graph)
+    assert by_weights(result.model).value(graph, graph.all_kept()) > 0
+    assert result.history[-1].left["microseconds"] <= 0.6
+
+
+def test_tables_that_are_missing_or_of_another_network() -> None:
+    model, graph = network()
+    table = by_weights(CifarResNet(8, width=0.25))
+    with pytest.raises(InvalidSetting) as caught:
+        Pruner(model, graph=graph, latency=table)
+    assert "width 4 instead of 8" in str(caught.value.got)
+    with pytest.raises(InvalidSetting):  # no layer in common
+        table.check(analyze(nn.Sequential(nn.Conv2d(3, 4, 1)), EXAMPLE))
+    with pytest.raises(InvalidSetting):
+        Target(Budget(latency=0.6), graph)
+    with pytest.raises(InvalidSetting):
+        Pruner(model, graph=graph, rank="score_per_microsecond")
 
 
 def test_the_table_of_a_network_with_computed_and_tied_weights_is_its_own() -> None:
@@ -144,8 +189,8 @@ def test_the_table_of_a_network_with_computed_and_tied_weights_is_its_own() -> N
     normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(16, 16, 1))
     plain = nn.Conv2d(16, 8, 1), nn.ReLU(), nn.Conv2d(8, 2, 1)
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), normed, *tied, nn.ReLU(), *plain)
-    table = secateur.measure_latency(model, EXAMPLE, repetitions=1)
-    secateur.Pruner(model, EXAMPLE, latency=table)
+    table = measure_latency(model, EXAMPLE, repetitions=1)
+    Pruner(model, EXAMPLE, latency=table)
 
 
 def test_layers_in_groups_are_told_by_the_axis_that_has_all_channels() -> None:
@@ -156,26 +201,17 @@ def test_layers_in_groups_are_told_by_the_axis_that_has_all_channels() -> None:
         nn.ConvTranspose2d(8, 6, 2),
         nn.Conv2d(6, 2, 1),
     )
-    table, graph = secateur.measure_latency(model, EXAMPLE, repetitions=1), secateur.analyze(model, EXAMPLE)
+    table, graph = measure_latency(model, EXAMPLE, repetitions=1), analyze(model, EXAMPLE)
     table.check(graph)
     assert [layer.axes for layer in table.layers] == [(1, 0), (None, 0), (0, None), (0, 1), (1, 0)]
     whole = sum(layer.microseconds[-1][-1] for layer in table.layers)
     assert table.value(graph, graph.all_kept()) == pytest.approx(whole)
 
 
-def test_without_a_table_it_says_how_to_get_one() -> None:
-    model, graph = network()
-    task = secateur.classification([(torch.randn(4, 3, 16, 16), torch.arange(4))])
-    with pytest.raises(secateur.InvalidSetting, match=r"latency=measure_latency\(model, example\)"):
-        secateur.TickTock(keep_latency=0.6)(model, graph, task)
-    with pytest.raises(secateur.InvalidSetting, match=r"latency=measure_latency\(model, example\)"):
-        secateur.Pruner(model, graph=graph, rank="score_per_microsecond")
-
-
 def test_slow_layers_lose_more() -> None:
     """With scores all alike, the ranking takes what saves most time for a channel."""
     model, graph = network()
-    flat = by_macs(model, graph)
+    flat = by_weights(model)
     slow = [
         LayerTable(x.name, x.axes, x.inputs, x.outputs, tuple(tuple(100 * t for t in line) for line in x.microseconds))
         if x.name.startswith("stage1")

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from secateur.errors import InvalidSetting, UnknownName
+from secateur import Schedule, TickTock, Training
+from secateur.errors import InvalidSetting
 from secateur.recipes import reports
-from secateur.recipes.experiments import EXPERIMENTS, Experiment, find_experiment
+from secateur.recipes.experiments import EXPERIMENTS, Experiment, Step, find_experiment
 from secateur.recipes.jobs import Order
 from secateur.recipes.paper import find_recipe
 from secateur.training.checkpoint import RunFolder
@@ -19,16 +20,27 @@ def names(experiment: Experiment) -> list[str]:
     return [step.name for step in experiment.steps]
 
 
+def pruning_of(step: Step) -> TickTock:
+    assert isinstance(step.settings, TickTock)
+    return step.settings
+
+
+def training_of(step: Step) -> Schedule:
+    assert isinstance(step.settings, Training)
+    return step.settings.schedule
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_begins_with_the_papers_baseline(name: str) -> None:
     experiment = find_experiment(name)
     first, *rest = experiment.steps
     assert first.name == "baseline"
-    assert first.settings == find_recipe(experiment.recipe).training.settings(seed=0)
+    assert first.settings == find_recipe(experiment.recipe).training
     # Each step starts from one that comes before it.
     done = {"baseline"}
     for step in rest:
-        assert step.after in done or (step.after is None and step.shrunk is not None)
+        assert step.source in done or (step.source is None and step.narrow_to is not None)
+        assert isinstance(step.settings, Training) == (step.narrow_to is not None or step.shape_of is not None)
         assert step.name not in done
         done.add(step.name)
     assert callable(getattr(reports, experiment.report))
@@ -49,11 +61,14 @@ def test_networks_are_pruned_to_the_papers_cost(name: str, recipe: str, steps: d
     experiment = find_experiment(name)
     assert experiment.recipe == recipe
     found = {step.name: step for step in experiment.steps[1:]}
-    assert {name: step.settings.keep_macs for name, step in found.items()} == pytest.approx(steps)
-    for step in found.values():
+    pruning = {name: pruning_of(step) for name, step in found.items()}
+    assert {name: settings.budget.macs for name, settings in pruning.items()} == pytest.approx(steps)
+    for name, step in found.items():
         # How it is pruned is the recipe's matter.
-        assert step.settings.but(keep_macs=0.5) == find_recipe(recipe).pruning.but(keep_macs=0.5)
-        assert step.after == "baseline"
+        assert pruning[name].but(keep_macs=0.5) == find_recipe(recipe).pruning.but(keep_macs=0.5)
+        assert step.weights_of == "baseline"
+    before = list(steps)
+    assert [step.continue_from for step in found.values()] == [None, *before[:-1]]
 
 
 def test_table_3_has_three_schedules_to_three_costs_and_each_shape_from_scratch() -> None:
@@ -64,14 +79,15 @@ def test_table_3_has_three_schedules_to_three_costs_and_each_shape_from_scratch(
     for name in pruned:
         step, scratch = experiment.step(name), experiment.step(f"{name}-scratch")
         schedule, share = name[:-3], int(name[-2:])
-        assert step.settings.keep_macs == share / 100
-        assert step.settings.tick_removes == (1.0 if schedule == "one-shot" else 0.01)
-        assert step.settings.ticks_per_tock == (10 if schedule == "tick-tock" else 0)
-        assert (step.settings.min_channels, step.settings.finetune_epochs) == (9, 40)
-        assert (scratch.after, scratch.fresh, scratch.settings.keep_macs) == (name, True, 1.0)
-        # "We double the epochs to 320"; the learning rate falls at the same shares of them.
-        assert scratch.settings.finetune_epochs == 320
-        assert scratch.settings.milestones == (0.5, 0.75)
+        pruning = pruning_of(step)
+        assert pruning.budget.macs == share / 100
+        assert pruning.ticks.removes == (1.0 if schedule == "one-shot" else 0.01)
+        assert pruning.tocks.every == (10 if schedule == "tick-tock" else 0)
+        assert (pruning.limits.min_channels, pruning.finetune.epochs) == (9, 40)
+        assert step.continue_from == (None if schedule == "one-shot" else f"{schedule}-{share + 20}")
+        # "We double the epochs to 320"; the learning rate falls at the same fractions of them.
+        assert (scratch.shape_of, training_of(scratch).epochs) == (name, 320)
+        assert training_of(scratch).milestones == (0.5, 0.75)
 
 
 def test_appendix_e_shows_runs_of_table_3() -> None:
@@ -93,45 +109,44 @@ def test_gfir_ranks_by_five_scores_with_and_without_the_l1_term() -> None:
     sparse = [f"{score}-sparse" for score in plain if score != "pcnn"]
     assert sorted(names(experiment)) == sorted(["baseline", *plain, *sparse])
     for step in experiment.steps[1:]:
-        assert step.settings.score == step.name.removesuffix("-sparse")
-        assert step.settings.sparsity == (1e-3 if step.name.endswith("-sparse") else 0.0)
-        assert (step.settings.keep_filters, step.settings.keep_macs) == (0.2, None)
-        # Accuracy is looked at after each Tick, before any fine-tuning.
-        assert step.settings.finetune_epochs == 0
-        assert step.settings.evaluate == "always"
-        assert step.settings.tick_removes == 0.01
+        pruning = pruning_of(step)
+        assert pruning.score == step.name.removesuffix("-sparse")
+        assert pruning.tocks.sparsity == (1e-3 if step.name.endswith("-sparse") else 0.0)
+        assert (pruning.budget.filters, pruning.budget.macs) == (0.2, None)
+        # Accuracy counts after each Tick, before any fine-tuning.
+        assert (pruning.finetune.epochs, pruning.evaluate, pruning.ticks.removes) == (0, "always", 0.01)
 
 
 def test_nas_compares_networks_with_a_quarter_of_the_macs() -> None:
     experiment = find_experiment("nas")
     assert names(experiment) == ["baseline", "quarter", "quarter-scratch", "shrunk"]
-    assert experiment.step("quarter").settings.keep_macs == 0.25
-    assert experiment.step("shrunk").shrunk == 0.25
-    assert experiment.step("quarter-scratch").fresh
+    assert pruning_of(experiment.step("quarter")).budget.macs == 0.25
+    assert experiment.step("shrunk").narrow_to == 0.25
+    assert experiment.step("quarter-scratch").shape_of == "quarter"
     for name in ("quarter-scratch", "shrunk"):
-        assert experiment.step(name).settings.finetune_epochs == 320
+        assert training_of(experiment.step(name)).epochs == 320
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "segmentation"])
 def test_an_experiment_with_another_recipe_has_its_settings(name: str) -> None:
     experiment = find_experiment(name, "resnet56-cifar10-authors")
     assert experiment.recipe == "resnet56-cifar10-authors"
-    pruned = [step for step in experiment.steps if step.settings.keep_macs != 1]
+    pruned = [step.settings for step in experiment.steps if isinstance(step.settings, TickTock)]
     assert pruned
-    assert all(step.settings.tock_first and step.settings.weight_decay == 5e-4 for step in pruned)
+    assert all(settings.tocks.first and settings.learning.weight_decay == 5e-4 for settings in pruned)
 
 
 def test_segmentation_is_for_data_with_label_maps() -> None:
-    message = "segmentation needs a label for every pixel, and resnet56-cifar10 has one for every image"
-    with pytest.raises(InvalidSetting, match=message):
+    with pytest.raises(InvalidSetting) as caught:
         find_experiment("segmentation", "resnet56-cifar10")
+    assert caught.value.wanted == "a label for every pixel"
 
 
 def test_a_wrong_name_suggests_right_ones() -> None:
-    with pytest.raises(UnknownName, match=r"there is no experiment 'tabel1'; did you mean 'table1' or"):
-        find_experiment("tabel1")
-    with pytest.raises(UnknownName, match=r"there is no recipe 'resnet56'; did you mean 'resnet56-cifar10'"):
-        find_experiment("table1", "resnet56")
+    for arguments, suggested in ((["tabel1"], "'table1'"), (["table1", "resnet56"], "'resnet56-cifar10'")):
+        with pytest.raises(InvalidSetting) as caught:
+            find_experiment(*arguments)
+        assert suggested in str(caught.value.remedy)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +198,7 @@ def test_what_is_read_off_a_curve() -> None:
 
 def test_a_page_without_runs_says_so() -> None:
     text = reports.compared(reports.Done(Order(recipe="digits"), {}, {}, 1.0, Path("figure.svg")))
-    assert "no run is done" in text
+    assert "no run is finished" in text
     assert "rehearsal" not in text
 
 

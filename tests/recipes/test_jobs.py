@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.data.arrays import Arrays
-from secateur.errors import InvalidData, InvalidModel, InvalidSetting, InvalidTask, UnknownName
+from secateur.errors import InvalidData, InvalidModel, InvalidSetting, SecateurError
 from secateur.models.resnet_cifar import CifarResNet
 from secateur.models.vgg_cifar import CifarVgg
 from secateur.recipes.jobs import Job, Order, build, narrower
@@ -211,37 +211,38 @@ def test_ones_own_job_moves_with_its_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "values", "kind", "message"),
+    ("recipe", "values", "kind", "word"),
     [
-        ("digits", {"data": "there"}, InvalidData, "scikit-learn's digits need no folder: leave out --data there"),
-        ("resnet20@cifar10", {}, InvalidData, "CIFAR-10 is read from a folder: name it with --data"),
-        ("digist", {}, UnknownName, "there is no recipe 'digist'; did you mean 'digits'"),
-        ("table1", {}, UnknownName, "table1 is an experiment of several runs: secateur reproduce table1"),
-        ("resnet21@digits", {}, UnknownName, "there is no built-in network 'resnet21'; did you mean"),
-        ("own_networks:plain", {}, InvalidModel, "own_networks:plain must return a secateur.Job, got Seq"),
-        ("own_networks:without_task", {}, InvalidTask, "the task of a Job is made by secateur.classification, "),
-        ("own_networks:jobs", {}, UnknownName, "there is no callable in own_networks 'jobs'; did you mean"),
-        ("torchvision:resnet18@digits", {"width": 0.5}, InvalidModel, "building torchvision:resnet18 raised"),
+        ("digits", {"data": "there"}, InvalidData, "folder"),
+        ("resnet20@cifar10", {}, InvalidData, "folder"),
+        ("digist", {}, InvalidSetting, "'digits'"),
+        ("table1", {}, InvalidSetting, "experiment"),
+        ("resnet21@digits", {}, InvalidSetting, "'resnet20'"),
+        ("own_networks:plain", {}, InvalidModel, "Sequential"),
+        ("own_networks:without_task", {}, InvalidData, "NoneType"),
+        ("own_networks:jobs", {}, InvalidSetting, "'job'"),
+        ("torchvision:resnet18@digits", {"width": 0.5}, InvalidModel, "torchvision:resnet18"),
         ("own_networks:job_of_one_width", {"width": 0.5}, InvalidModel, "width"),
-        ("digits", {"hold_out": 1438}, InvalidTask, "of 1438 examples 1 to 1437 can be held out, got 1438"),
-        ("digits", {"hold_out": -1}, InvalidTask, "examples 1 to 1437 can be held out, got -1"),
-        ("digits", {"erase": 9}, InvalidTask, "erase=9 is larger than the images, 8x8"),
-        ("digits", {"again": -1}, InvalidSetting, "again must not be negative, got -1"),
-        ("digits", {"batch_size": "64"}, InvalidSetting, "batch_size must be a whole number, got '64'"),
-        ("digits", {"weights": 3}, InvalidSetting, "weights must be text, got 3"),
-        ("digits", {"batch_size": 0}, InvalidTask, "batch_size must be 1 or more, got 0"),
-        ("digits", {"batch_size": -1}, InvalidTask, "batch_size must be 1 or more, got -1"),
-        ("resnet20@digits", {"width": 0.0}, InvalidSetting, "width must be above 0, got 0.0"),
+        ("digits", {"hold_out": 1438}, SecateurError, "1438"),
+        ("digits", {"hold_out": -1}, SecateurError, "-1"),
+        ("digits", {"erase": 9}, SecateurError, "9"),
+        ("digits", {"batch_size": "64"}, InvalidSetting, "batch_size"),
+        ("digits", {"weights": 3}, InvalidSetting, "weights"),
+        ("digits", {"batch_size": 0}, SecateurError, "batch_size"),
+        ("digits", {"batch_size": -1}, SecateurError, "batch_size"),
+        ("resnet20@digits", {"width": 0.0}, InvalidSetting, "width"),
+        *(("own_networks:job", {name: 1}, InvalidSetting, name) for name in ("batch_size", "hold_out", "erase")),
+        ("own_networks:job", {"data": "somewhere"}, InvalidSetting, "data"),
     ],
 )
-def test_a_mistake_is_named(recipe: str, values: dict[str, Any], kind: type[Exception], message: str) -> None:
+def test_a_mistake_is_named(recipe: str, values: dict[str, Any], kind: type[Exception], word: str) -> None:
     with pytest.raises(kind) as caught:
         built(recipe, **values)
-    assert message in str(caught.value)
+    assert word in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["hold_out", "erase"])
 def test_what_is_for_datasets_in_memory(tmp_path: Path, name: str) -> None:
     miniature_images.write_class_folders(tmp_path, num_classes=2, per_class=2)
-    with pytest.raises(InvalidSetting, match=f"{name} is for datasets that are kept in memory, and your own images"):
+    with pytest.raises(InvalidSetting, match=name):
         built("torchvision:resnet18@class_folders", tmp_path, **{name: 1})

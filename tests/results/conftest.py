@@ -12,4 +12,4 @@ def result() -> secateur.Result:
     model = build()
     data = [(torch.randn(8, 1, 8, 8), torch.arange(8) % 3) for _ in range(2)]
     settings = secateur.TickTock.one_shot(keep_macs=0.5, finetune_epochs=1, seed=3)
-    return settings(model, secateur.analyze(model, data[0][0][:1]), secateur.classification(data, data))
+    return secateur.prune(model, data[0][0][:1], secateur.classification(data, data), settings=settings)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from one_result import build
 
 import secateur
-from secateur.files import write_atomic
+from secateur.errors import InvalidModel
+from secateur.results import artifact
 from secateur.results.network import open_network
+from secateur.results.summary import summarize
 
 
 def test_what_is_saved_can_be_loaded_as_the_card_says(result: secateur.Result, tmp_path: Path) -> None:
@@ -37,7 +40,7 @@ def test_a_result_knows_its_input(result: secateur.Result, tmp_path: Path) -> No
     assert list(open_network(str(tmp_path), "one_result:build")[1].shape) == shape
     del summary["input"]
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(secateur.InvalidExample, match="does not tell the shape of its input: name it, as --input"):
+    with pytest.raises(InvalidModel):
         open_network(str(tmp_path), "one_result:build")
 
 
@@ -51,42 +54,51 @@ def test_card_and_history(result: secateur.Result, tmp_path: Path) -> None:
     assert lines[1]["removed"]
 
 
-def test_saving_again_replaces(result: secateur.Result, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text("old")
-    secateur.save(result, tmp_path)
-    assert json.loads((tmp_path / "plan.json").read_text())["format"] == "secateur-plan"
+def test_numbers_are_those_of_the_networks(result: secateur.Result) -> None:
+    told = summarize(result, {})
+    whole, cut = build(), result.model
+    first, second = cut[0].out_channels, cut[3].out_channels  # pyright: ignore
+    # A 3x3 convolution on 8x8, another on 6x6, and the linear layer.
+    assert told["before"]["macs"] == 36 * 9 * 8 + 16 * 9 * 8 * 6 + 96 * 3
+    assert told["after"]["macs"] == 36 * 9 * first + 16 * 9 * first * second + 16 * second * 3
+    for when, model in (("before", whole), ("after", cut)):
+        assert told[when]["params"] == sum(parameter.numel() for parameter in model.parameters())
+    assert told["before"]["metrics"] == result.history[0].metrics
+    assert told["after"]["metrics"] == result.metrics
+    assert told["layers"] == [["0", 8, first], ["3", 6, second]]
+    assert told["seconds"] == sum(event.seconds for event in result.history)
 
 
-def test_a_result_that_is_replaced_in_part_has_no_summary(
+def test_the_summary_has_settings_and_hardware(result: secateur.Result, tmp_path: Path) -> None:
+    told = summarize(result, {"order": {"recipe": "own"}})
+    secateur.save(result, tmp_path, order={"recipe": "own"})
+    assert json.loads((tmp_path / "summary.json").read_text()) == told
+    assert (told["format"], told["version"]) == ("secateur-summary", 1)
+    assert secateur.TickTock.of(**told["settings"]) == result.settings
+    assert told["kind"] == "prune"
+    assert told["order"] == {"recipe": "own"}
+    assert told["hardware"] == f"{os.cpu_count()}-core {platform.machine()}"
+    assert told["versions"] == {"python": platform.python_version(), "torch": torch.__version__}
+
+
+def test_where_there_is_a_summary_the_result_is_whole(
     result: secateur.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    secateur.save(result, tmp_path)
+    """An experiment takes a run that has one for done."""
+    write, last = artifact.write_atomic, 0
 
-    def interrupted(*_: object) -> str:
-        raise KeyboardInterrupt
+    def killed(path: Path, content: Any) -> None:
+        nonlocal left
+        if not left:
+            raise KeyboardInterrupt
+        left -= 1
+        write(path, content)
 
-    monkeypatch.setattr("secateur.results.artifact.card", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        secateur.save(result, tmp_path)
-    assert not (tmp_path / "summary.json").exists()
-
-
-def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("old")
-
-    def fail(target: Path) -> None:
-        target.write_text("half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_atomic(tmp_path / "file", fail)
-    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("file", "old")]
-
-
-def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    synced = []
-    monkeypatch.setattr(os, "fsync", lambda handle: synced.append((os.fstat(handle).st_size, path.exists())))
-    write_atomic(path, "new")
-    assert synced == [(3, False)]
-    assert path.read_text() == "new"
+    monkeypatch.setattr(artifact, "write_atomic", killed)
+    for last in range(4):
+        left, folder = 5, tmp_path / str(last)
+        secateur.save(result, folder)
+        left = last
+        with pytest.raises(KeyboardInterrupt):
+            secateur.save(result, folder)
+        assert not (folder / "summary.json").exists(), list(folder.iterdir())

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import secateur
 from secateur.channels.example import Example
+from secateur.errors import InvalidModel, NotEquivalent
 from secateur.models.lookup import find_model
 from secateur.results.export import (
     _compare,
@@ -28,7 +29,7 @@ from secateur.results.export import (
 from secateur.results.network import check_runs, open_network
 
 NETWORKS = {
-    "resnet20": ({}, 32),
+    "resnet14": ({}, 32),
     "resnet56": ({}, 32),
     "vgg16_m": ({}, 32),
     "timm:lcnet_035": ({}, 64),
@@ -37,7 +38,7 @@ NETWORKS = {
     "timm:efficientnet_b0": ({}, 64),
     "fcn32s": ({"width": 1 / 8}, 64),
 }
-FAST = ("resnet20", "timm:lcnet_035")
+FAST = ("resnet14",)
 
 
 def pruned(name: str) -> tuple[nn.Module, Tensor]:
@@ -55,7 +56,7 @@ def make(name: str) -> tuple[nn.Module, Tensor]:
     if name == "fcn32s":
         nn.init.normal_(model.score.weight, std=0.05)
     graph = secateur.analyze(model.eval(), example[:1])
-    return secateur.shrink(model, secateur.Plan.drop(graph, 0.4)), example[:1]
+    return secateur.shrink(model, secateur.Plan.random(graph, 0.4)), example[:1]
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NETWORKS])
@@ -72,7 +73,7 @@ def test_onnx_runs_in_onnxruntime(name: str, tmp_path: Path) -> None:
 
 
 def test_a_program_runs_without_our_code(tmp_path: Path) -> None:
-    model, example = pruned("resnet20")
+    model, example = pruned("resnet14")
     assert export_program(model, example, tmp_path / "network.pt2") < 1e-5
     torch.save((example, model(example).detach()), tmp_path / "wanted.pt")
     code = """
@@ -87,20 +88,20 @@ assert program(example.expand(5, -1, -1, -1)).shape[0] == 5
 
 
 def test_torchscript(tmp_path: Path) -> None:
-    model, example = pruned("resnet20")
+    model, example = pruned("resnet14")
     assert export_torchscript(model, example, tmp_path / "network.pt") < 1e-5
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "weights.pth"])
 def test_weights(file: str, tmp_path: Path) -> None:
-    model, _ = pruned("resnet20")
+    model, _ = pruned("resnet14")
     export_weights(model, tmp_path / file)
     path = tmp_path / file
     found = load_file(path) if file.endswith("safetensors") else torch.load(path, weights_only=True)
     assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize(("name", "count"), [("resnet20", 21), ("torchvision:mobilenet_v2", 52)])
+@pytest.mark.parametrize(("name", "count"), [("resnet14", 15), ("torchvision:mobilenet_v2", 52)])
 def test_folding_leaves_the_function_and_no_norms(name: str, count: int) -> None:
     model, example = pruned(name)
     folded, number = fold_batchnorm(model, example)
@@ -128,29 +129,11 @@ class Tempting(nn.Module):
         return self.one(y) + y
 
 
-def test_what_cannot_be_folded_is_left() -> None:
-    torch.manual_seed(0)
-    model = Tempting()
-    for _ in range(3):
-        model(torch.randn(4, 3, 5, 5) + 1)
-    folded, number = fold_batchnorm(model, torch.randn(1, 3, 5, 5))
-    assert number == 0
-    assert sum(isinstance(module, nn.BatchNorm2d) for module in folded.modules()) == 3
-
-
-def test_a_wrong_fold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    model = Reused().eval()
-    monkeypatch.setattr("secateur.results.export._pairs", lambda model, example: {"first": "norm1"})
-    with pytest.raises(secateur.NotEquivalent, match="differs from the network"):
-        fold_batchnorm(model, torch.randn(1, 3, 8, 8))
-
-
 @pytest.mark.parametrize("wrong", [lambda y: y * math.nan, lambda y: y[:, :1]], ids=["NaN", "shape"])
 def test_what_gives_nan_or_another_shape_is_not_the_same(wrong: Any) -> None:
     images = torch.randn(2, 3, 8, 8)
     conv = nn.Conv2d(3, 4, 3)
-    with pytest.raises(secateur.NotEquivalent, match="what was written"):
+    with pytest.raises(NotEquivalent):
         _compare(conv, Example.of(images), lambda call: wrong(call(conv)))
 
 
@@ -164,12 +147,6 @@ class Named(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm2(input=self.plain(input=self.norm1(self.normed(x))))
-
-
-def test_weights_that_are_computed_are_not_folded_and_keywords_are_understood() -> None:
-    folded, count = fold_batchnorm(Named().eval(), torch.randn(2, 3, 8, 8))
-    assert count == 1
-    assert isinstance(folded.get_submodule("norm1"), nn.BatchNorm2d)
 
 
 class Chooser(nn.Module):
@@ -193,15 +170,6 @@ class Reused(nn.Module):
         return self.norm2(self.second(x))
 
 
-def test_a_norm_is_not_folded_into_what_something_else_reads() -> None:
-    torch.manual_seed(0)
-    model = Reused().eval()
-    folded, count = fold_batchnorm(model, torch.randn(2, 3, 8, 8))
-    assert count == 1
-    assert isinstance(folded.get_submodule("norm1"), nn.BatchNorm2d)
-    assert isinstance(folded.get_submodule("norm2"), nn.Identity)
-
-
 class Open(nn.Module):
     """Layers that would tell: one gives its output back, one lends its weight, one is hooked, one is in groups."""
 
@@ -218,12 +186,28 @@ class Open(nn.Module):
         return shown, self.norms[3](self.grouped(self.norms[2](self.hooked(lent))))
 
 
-def test_a_norm_is_not_folded_into_what_is_seen_elsewhere() -> None:
+@pytest.mark.parametrize(
+    ("make", "channels", "left"),
+    [(Tempting, 3, ["norm", "behind", "one"]), (Named, 3, ["norm1"]), (Reused, 3, ["norm1"]), (Open, 4, range(4))],
+)
+def test_a_norm_is_folded_only_into_what_nothing_else_reads(make: Any, channels: int, left: Any) -> None:
     torch.manual_seed(0)
-    model = Open()
+    model = make()
     for _ in range(3):
-        model(torch.randn(4, 4, 5, 5) + 1)
-    assert fold_batchnorm(model.eval(), torch.randn(2, 4, 8, 8))[1] == 0
+        model(torch.randn(4, channels, 8, 8) + 1)
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    folded, count = fold_batchnorm(model.eval(), torch.randn(2, channels, 8, 8))
+    assert count == len(names) - len(left)
+    stay = [name for name, module in folded.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    assert stay == (list(left) if make is not Open else names)
+
+
+def test_a_wrong_fold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Reused().eval()
+    monkeypatch.setattr("secateur.results.export._pairs", lambda model, example: {"first": "norm1"})
+    with pytest.raises(NotEquivalent):
+        fold_batchnorm(model, torch.randn(1, 3, 8, 8))
 
 
 class Many(nn.Module):
@@ -257,7 +241,7 @@ class Heads(nn.Module):
         return dict(zip(self.names, (self.two(x), self.one(x).mean((2, 3))), strict=True))
 
 
-@pytest.mark.parametrize("names", [("segments", "classes"), ("x", "classes"), ("input", "classes")])
+@pytest.mark.parametrize("names", [("segments", "classes"), ("x", "classes")])
 def test_outputs_have_the_names_of_the_dict(names: tuple[str, str], tmp_path: Path) -> None:
     path = tmp_path / "network.onnx"
     assert export_onnx(Heads(*names).eval(), torch.randn(1, 3, 8, 8), path) < 1e-4
@@ -270,20 +254,21 @@ def test_outputs_have_the_names_of_the_dict(names: tuple[str, str], tmp_path: Pa
 def test_what_is_found_wrong_does_not_appear(export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secateur.results.export.TOLERANCE", -1.0)
     (tmp_path / "network").write_text("of yesterday")
-    with pytest.raises(secateur.NotEquivalent, match="what was written differs from the network"):
+    with pytest.raises(NotEquivalent):
         export(nn.Conv2d(1, 1, 1), torch.randn(1, 1, 2, 2), tmp_path / "network")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("network", "of yesterday")]
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 8, 8), (2, 6)])
-def test_an_input_of_the_wrong_shape_is_one_sentence(shape: tuple[int, ...]) -> None:
-    size = "x".join(map(str, shape))
-    message = f"resnet14 raised on an input of {size}: RuntimeError: .*; name the shape that it takes, as --input 1x3"
-    with pytest.raises(secateur.InvalidExample, match=message):
+def test_an_input_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidModel) as caught:
         check_runs(*open_network("resnet14", shape=shape), "resnet14")
+    assert "x".join(map(str, shape)) in caught.value.what
+    assert str(caught.value.got).startswith("RuntimeError: ")
 
 
-def test_a_network_that_cannot_be_exported_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(secateur.CannotExport, match="Chooser cannot be written as an exported program: "):
+def test_a_network_that_cannot_be_exported_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModel) as caught:
         export_program(Chooser(), torch.randn(1, 3), tmp_path / "network.pt2")
+    assert caught.value.what == "Chooser cannot be written as an exported program"
     assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,7 @@ from torchvision.models import DenseNet, ResNet, mobilenet_v2, mobilenet_v3_smal
 from torchvision.models.resnet import Bottleneck
 
 import secateur
-from secateur import ChannelGraph, Plan, TickTock, analyze, classification, shrink
-from secateur.errors import InvalidSetting
+from secateur import ChannelGraph, Event, Plan, analyze, classification, shrink
 from secateur.models.fcn import Fcn32s
 from secateur.models.resnet_cifar import CifarResNet
 from secateur.results.structure import Layer, Structure, layers_after, read_structure
@@ -130,24 +130,21 @@ def task() -> secateur.Task:
 
 
 def test_a_run_in_progress_is_known_by_its_events(task: secateur.Task, tmp_path: Path) -> None:
-    model = small()
-    graph = analyze(model, torch.randn(1, 1, 8, 8))
-    settings = TickTock(keep_macs=0.4, tick_removes=0.1, ticks_per_tock=2, tock_epochs=1, finetune_epochs=1)
-    filters, kinds = None, []
-    for event in settings.steps(model, graph, task, folder=tmp_path):
-        kinds.append(type(event).__name__)
-        layers = read_structure(tmp_path).layers
-        gone = sum(layer.before - layer.after for layer in layers)
-        filters = event.filters if filters is None else filters
-        assert gone == filters - event.filters
+    filters, kinds = [], []
+
+    def check(event: Any) -> None:
+        if isinstance(event, Event) and event.name != "Finished":
+            kinds.append(type(event).__name__)
+            filters.append(event.filters)
+            layers = read_structure(tmp_path / "run").layers
+            assert sum(layer.before - layer.after for layer in layers) == filters[0] - event.filters
+
+    values = {"keep_macs": 0.4, "tick_removes": 0.1, "tock_every": 2, "tock_epochs": 1, "finetune_epochs": 1}
+    model, example = small(), torch.randn(1, 1, 8, 8)
+    result = secateur.prune(model, example, task, folder=tmp_path / "run", progress=check, **values)
+    assert kinds[0] == "Start"
     assert kinds.count("Tick") > 2
-    assert not (tmp_path / "result").exists()
-
-
-def test_a_run_started_from_python(task: secateur.Task, tmp_path: Path) -> None:
-    model = small()
-    settings = TickTock(keep_macs=0.4, tick_removes=0.3, ticks_per_tock=0, finetune_epochs=1)
-    result = settings(model, analyze(model, torch.randn(1, 1, 8, 8)), task, folder=tmp_path / "run")
+    assert not (tmp_path / "run" / "result").exists()
     structure = read_structure(tmp_path / "run")
     whole, cut = layers_of(model), layers_of(result.model)
     assert structure.title == str(tmp_path / "run")
@@ -157,14 +154,7 @@ def test_a_run_started_from_python(task: secateur.Task, tmp_path: Path) -> None:
     assert read_structure(tmp_path / "saved").layers == structure.layers
 
 
-def test_a_run_that_has_just_begun_is_whole(task: secateur.Task, tmp_path: Path) -> None:
-    model = small()
-    steps = TickTock(keep_macs=0.4).steps(model, analyze(model, torch.randn(1, 1, 8, 8)), task, folder=tmp_path)
-    next(iter(steps))
-    assert [(layer.before, layer.after) for layer in read_structure(tmp_path).layers] == [(12, 12), (16, 16)]
-
-
-def test_in_words() -> None:
+def test_as_text() -> None:
     structure = Structure("runs/one", [Layer("conv", 64, 16), Layer("a.longer.name", 8, 8)])
     assert str(structure) == (
         "runs/one\n"
@@ -179,8 +169,3 @@ def test_in_words() -> None:
             {"name": "a.longer.name", "before": 8, "after": 8},
         ],
     }
-
-
-def test_neither_a_run_nor_a_result(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="is neither a run nor a result"):
-        read_structure(tmp_path)

@@ -1,13 +1,12 @@
-"""A run that was ended at any moment goes on and comes to the same, bit for bit."""
+"""A run that was stopped at any moment is resumed and gives the same result, bit for bit."""
 
-import json
+import copy
+import gc
 import os
 import random
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,134 +14,20 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from filelock import FileLock
-from killing import (
-    Started,
-    begin,
-    check_same,
-    checkpoints,
-    finish,
-    has_begun,
-    has_saved,
-    kill,
-    kill_until_finished,
-    outcome,
-    place,
-    prune,
-    resume,
-)
-from small import batches, on_a, prepared, quick
+from small import Net, batches, briefly, finished, make_run, on_a, prepared, quick, same, states
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from secateur import DamagedRun, Event, Finished, InvalidSetting, Task, TickTock, analyze
+import secateur
+from secateur import Engine, Event, InvalidData, InvalidSetting, Result, Task, analyze
+from secateur.errors import Interrupted
 from secateur.runs import record
-from secateur.runs.run import Run
-from secateur.training.engine import Engine
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that was never stopped, made once for all workers of the tests."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "whole"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            status, out, err = finish(prune(folder))
-            assert status == 0, err
-            assert "saved in" in out
-    return folder
-
-
-def kill_often(whole: Path, folder: Path, number: int, seed: int) -> list[tuple[float, str]]:
-    """Runs that are killed and finish, until there were so many kills."""
-    dice, log = random.Random(seed), []
-    while len(log) < number:
-        shutil.rmtree(folder, ignore_errors=True)
-        log += kill_until_finished(folder, dice, number - len(log))
-        check_same(outcome(folder), outcome(whole))
-    return log
-
-
-def test_killed_ten_times(whole: Path, tmp_path: Path) -> None:
-    log = kill_often(whole, tmp_path / "run", 10, seed=0)
-    assert len(log) == 10
-    assert len({where for _, where in log} - {"Start"}) > 1
-
-
-@pytest.mark.slow
-def test_killed_a_hundred_times(whole: Path, tmp_path: Path) -> None:
-    log = kill_often(whole, tmp_path / "run", 100, seed=1)
-    assert {where.split()[0] for _, where in log} >= {"Tick", "Tock", "FineTune"}
-
-
-@pytest.mark.parametrize(("number", "status", "start"), [(signal.SIGINT, 130, prune), (signal.SIGTERM, 143, begin)])
-def test_a_signal_saves_and_says_how_to_go_on(
-    whole: Path, tmp_path: Path, number: int, status: int, start: Callable[[Path], Started]
-) -> None:
-    folder = tmp_path / "run"
-    process = start(folder)
-    assert has_begun(process, folder)
-    assert has_saved(process, folder)
-    time.sleep(random.Random(number).uniform(0.1, 0.6))
-    before = checkpoints(folder)
-    process.send_signal(number)
-    ended, out, err = finish(process)
-    assert ended == status
-    assert out == ""
-    assert err.splitlines()[-1] == f"secateur: stopped and saved; go on with: secateur resume {folder}"
-    assert checkpoints(folder)[-1] > before[-1]
-    assert finish(resume(folder))[0] == 0
-    check_same(outcome(folder), outcome(whole))
-
-
-def test_a_second_process_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    first = begin(folder)
-    assert has_begun(first, folder)
-    assert has_saved(first, folder)
-    first.send_signal(signal.SIGSTOP)  # so that it does not end before the other has begun
-    status, out, err = finish(resume(folder))
-    first.send_signal(signal.SIGCONT)
-    assert (status, out) == (2, "")
-    assert err.splitlines()[-1].startswith(f"secateur: the run in {folder} is in use by process {first.pid}: wait")
-    assert has_saved(first, folder)  # it goes on undisturbed
-    kill(first)
-
-
-def test_a_finished_run_gives_its_result_again(whole: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(whole, folder)
-    shutil.rmtree(folder / "result")
-    status, out, err = finish(resume(folder, "--json"))
-    assert status == 0, err
-    assert json.loads(out)["metrics"] == outcome(whole)["events"][-1]["metrics"]
-    check_same(outcome(folder), outcome(whole))
-
-
-def test_a_damaged_checkpoint_is_passed_over(whole: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    process = begin(folder)
-    assert has_begun(process, folder)
-    while len(checkpoints(folder)) < 2:
-        assert has_saved(process, folder)
-    kill(process)
-    *_, before, last = checkpoints(folder)
-    data = bytearray((last / "state.safetensors").read_bytes())
-    data[len(data) // 2] ^= 1
-    (last / "state.safetensors").write_bytes(data)
-    status, _, err = finish(resume(folder))
-    assert status == 0
-    said = "".join(err.split())
-    assert f"checkpoint{last}isdamaged" in said
-    assert "therungoesonfromtheonebefore" in said
-    assert before.name < checkpoints(folder)[-1].name
-    check_same(outcome(folder), outcome(whole))
-
-
-# The same in one process, where a run can be left at any event and any step.
+from secateur.runs.events import FineTune, Tick, Train
+from secateur.training.checkpoint import RunFolder
 
 RICH: dict[str, Any] = {"tick_data": 0.7, "ema": 0.5, "distill": 0.5, "tick_removes": 0.15}
+"""Settings with much to remember."""
+STEPWISE = Engine(checkpoint_steps=1)
 
 
 @pytest.fixture(autouse=True)
@@ -152,115 +37,144 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
-class Left(Exception):
-    """The process ends here."""
+def timeless(history: tuple[Event, ...]) -> list[dict[str, Any]]:
+    return [{**event.to_dict(), "seconds": 0.0} for event in history]
 
 
-def leave(run: Run, num_events: int, num_steps: int | None) -> None:
-    """Go through so many events, then so many steps, and end as if killed: nothing is saved beyond what was."""
-    events = run.events()
-    for _ in range(num_events):
-        next(events)
-    if num_steps is not None:
-        after_step, steps = run._after_step, 0
-
-        def count_down(step: int) -> None:
-            nonlocal steps
-            after_step(step)
-            steps += 1
-            if steps == num_steps:
-                raise Left
-
-        run._after_step = count_down
-        with suppress(Left):
-            list(events)
-    assert run.record is not None
-    assert run.record.folder is not None
-    run.record.folder.close()
+def assert_same_result(one: Result, other: Result, message: str = "") -> None:
+    assert timeless(one.history) == timeless(other.history), message
+    assert torch.equal(one.plan.kept, other.plan.kept), message
+    assert same(states(one.model), states(other.model)), message
 
 
-def tell(events: tuple[Event, ...] | list[Event]) -> list[dict[str, Any]]:
-    told = [event.to_dict() for event in events]
-    for event in told:
-        del event["seconds"]
-    return told
+class Moments:
+    """Copies of a run's folder as a killed process would leave it: after every checkpoint and every event."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.copies = folder, list[Path]()
+        self._monkeypatch = monkeypatch
+
+    def record(self, settings: Any, *given: Any, **options: Any) -> Result:
+        """The result of a run that is never stopped."""
+        save, path = RunFolder.save, self.folder / "whole"
+
+        def copying(folder: RunFolder, state: dict[str, Any], name: str | None = None) -> Path:
+            saved = save(folder, state, name)
+            if name is None:
+                self._copy(path)
+            return saved
+
+        with self._monkeypatch.context() as patch:
+            patch.setattr(RunFolder, "save", copying)
+            run = make_run(settings, *given, folder=path, **options)
+            for event in run.events():
+                if isinstance(event, secateur.runs.events.Finished):
+                    return event.result
+                self._copy(path)
+        raise AssertionError("the run did not finish")
+
+    def _copy(self, path: Path) -> None:
+        self.copies.append(self.folder / f"{len(self.copies)}")
+        shutil.copytree(path, self.copies[-1])
 
 
 def check_all_moments(
-    settings: TickTock, folder: Path, task: Task | None = None, engine: Engine | None = None, every: int = 4
-) -> None:
-    """Stop after an event, or one to four steps behind it, and compare with the run that went through.
+    settings: Any,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make_task: Callable[[], Task] = lambda: prepared()[2],
+    engine: Engine = STEPWISE,
+    every: int = 13,
+    **options: Any,
+) -> Result:
+    """Resume from these moments of a run, and compare with the run that was never stopped.
 
-    every: of all such moments take every so many; 1 takes all.
+    every: of all moments take every so many; 1 takes all.
     """
-    net, graph, plain = prepared()
-    task, engine = task or plain, engine or Engine(checkpoint_steps=2)
-    whole = settings(net, graph, task, engine=engine)
-    wanted = whole.model.state_dict()
-    num_events = len(whole.history)
-    moments: list[tuple[int, int | None]] = [(number, None) for number in range(1, num_events + 1)]
-    moments += [(number, number % 4 + 1) for number in range(1, num_events)]
-    for number, steps in moments[::every]:
-        where = folder / f"{number} {steps}"
-        leave(Run(settings, net, graph, task, engine=engine, folder=where), number, steps)
-        *_, last = Run(settings, net, graph, task, engine=engine, folder=where).events()
-        assert isinstance(last, Finished)
-        message = f"left after {number} events and {steps} steps"
-        assert tell(last.result.history) == tell(whole.history), message
-        found = last.result.model.state_dict()
-        assert list(found) == list(wanted)
-        assert all(torch.equal(found[name], wanted[name]) for name in wanted), message
+    net, graph, _ = prepared()
+    moments = Moments(folder, monkeypatch)
+    whole = moments.record(settings, net, graph, make_task(), engine=engine, **options)
+    assert len(moments.copies) > 2 * len(whole.history)
+    for number, kept in list(enumerate(moments.copies))[every // 2 :: every]:
+        # Each process makes its loader anew.
+        resumed = finished(settings, net, graph, make_task(), engine=engine, folder=kept, **options)
+        assert_same_result(resumed, whole, f"resumed from moment {number} of {len(moments.copies)}")
+    return whole
 
 
-def test_it_goes_on_from_every_event_and_from_within_every_epoch(tmp_path: Path) -> None:
-    check_all_moments(quick(**RICH), tmp_path, every=1)
+def sparsely(every: int) -> pytest.MarkDecorator:
+    """Resume from every so many moments; with the slow tests, from all."""
+    return pytest.mark.parametrize("every", [every, pytest.param(1, marks=pytest.mark.slow)])
+
+
+@sparsely(4)
+def test_from_every_checkpoint_and_every_event(every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = check_all_moments(quick(**RICH), tmp_path, monkeypatch, every=every)
+    assert_same_result(whole, finished(quick(**RICH), *prepared()), "a folder changes nothing")
+    kinds = [event.name.split()[0] for event in whole.history]
+    assert list(dict.fromkeys(kinds)) == ["Start", "Tick", "Tock", "FineTune"]
 
 
 @pytest.mark.parametrize(
     ("settings", "engine"),
     [
-        ({"optimizer": "adamw"}, {}),
-        ({"optimizer": "rmsprop", "tick_epochs": 2}, {}),
-        ({"nesterov": True, "tock_first": True, "evaluate": "phases"}, {}),
-        ({}, {"accumulate": 2, "clip_norm": 0.1}),
-        ({}, {"channels_last": True}),
-        ({"cut": "end"}, {}),
-        ({"score": "slim", "decay_norms": False}, {}),
+        ({"optimizer": "adamw", "nesterov": True, "tock_first": True, "evaluate": "phases"}, {}),
+        ({"optimizer": "rmsprop", "tick_epochs": 2, "cut": "end"}, {"accumulate": 2, "clip_norm": 0.1}),
+        ({"score": "slim", "decay_norms": False}, {"channels_last": True}),
         ({"score": "l1", "filter_scale": "mean", "tick_shifts": True}, {}),
+        ({"score": "pcnn"}, {}),
+        ({"score": "apoz"}, {}),
     ],
     ids=str,
 )
-def test_it_goes_on_whatever_the_settings(settings: dict[str, Any], engine: dict[str, Any], tmp_path: Path) -> None:
-    check_all_moments(quick(**RICH, **settings), tmp_path, engine=Engine(checkpoint_steps=2, **engine))
+def test_with_other_settings(
+    settings: dict[str, Any], engine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_all_moments(quick(**RICH, **settings), tmp_path, monkeypatch, engine=Engine(checkpoint_steps=1, **engine))
+
+
+@sparsely(7)
+def test_within_baseline_and_retrain(every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = quick(**RICH, retrain_epochs=2, keep_macs=0.8)
+    baseline = briefly(epochs=2, optimizer="adamw")
+    whole = check_all_moments(settings, tmp_path, monkeypatch, every=every, baseline=baseline)
+    names = [event.name for event in whole.history]
+    assert names[:5] == ["Baseline epoch 1", "Baseline epoch 2", "Start", "Retrain epoch 1", "Retrain epoch 2"]
+    assert {type(event) for event in whole.history[5:]} == {Tick, FineTune}
+    assert (tmp_path / "whole" / "baseline.safetensors").is_file()
+    assert (tmp_path / "whole" / "retrain.safetensors").is_file()
+
+
+def test_plain_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = check_all_moments(briefly(ema=0.5, distill=0.5), tmp_path, monkeypatch, every=2)
+    assert [type(event) for event in whole.history[1:]] == [Train, Train]
 
 
 def test_as_on_a_gpu_where_widths_are_filled_up_with_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_a("cuda", monkeypatch)
-    check_all_moments(quick(**RICH), tmp_path, every=2)
-    settings, given = quick(**RICH, keep_macs=0.45), prepared()
-    results = [settings(*given, folder=tmp_path / "done").model.state_dict() for _ in range(2)]
-    assert all(torch.equal(a, b) for a, b in zip(results[0].values(), results[1].values(), strict=True))
+    check_all_moments(quick(**RICH, keep_macs=0.45, min_ratio=0.0), tmp_path, monkeypatch)
 
 
-def test_begun_on_a_gpu_and_ended_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_started_on_a_gpu_and_finished_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, given = quick(**RICH, keep_macs=0.45, min_ratio=0.0), prepared()
-    whole = settings(*given)
+    whole = finished(settings, *given)
     on_a("cuda", monkeypatch)
-    first = Run(settings, *given, folder=tmp_path)
-    leave(first, len(whole.history) - 1, None)
-    assert first.cursor.phase == "FineTune"
+    first = make_run(settings, *given, folder=tmp_path)
+    events = first.events()
+    while not isinstance(next(events), FineTune):
+        pass
+    events.close()
     on_a("cpu", monkeypatch)
-    run = Run(settings, *given, folder=tmp_path)
+    run = make_run(settings, *given, folder=tmp_path)
+    assert run.phase.name == "finetune"
     assert run.model.inner.out_channels == 8 > whole.model.inner.out_channels
+    for a, b in zip(states(whole.model).values(), states(finished_from(run)).values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+def finished_from(run: secateur.runs.run.Run) -> torch.nn.Module:
     *_, last = run.events()
-    assert isinstance(last, Finished)
-    for (name, a), b in zip(whole.model.state_dict().items(), last.result.model.state_dict().values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=name)
-
-
-@pytest.mark.parametrize("score", ["pcnn", "apoz"])
-def test_scores_that_watch_outputs_go_on_too(score: str, tmp_path: Path) -> None:
-    check_all_moments(quick(**RICH, score=score), tmp_path)
+    return last.result.model
 
 
 class Chance(Dataset):
@@ -271,185 +185,220 @@ class Chance(Dataset):
         self.labels = torch.cat([labels for _, labels in batches()])
 
     def __len__(self) -> int:
-        return 48
+        return 32
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         scale = random.uniform(0.5, 1.5) + numpy.random.normal() * 0.1
         return scale * self.images[index] + 0.1 * torch.randn(()), self.labels[index]
 
 
-def loaded(**options: Any) -> Task:
-    options = {"shuffle": True, **options}
-    return replace(prepared()[2], train=DataLoader(Chance(), batch_size=8, **options))
-
-
-def test_random_numbers_of_every_kind_go_on(tmp_path: Path) -> None:
-    check_all_moments(quick(**RICH), tmp_path, loaded())
-
-
-def test_a_loader_with_workers_that_live_on(tmp_path: Path) -> None:
-    task = loaded(num_workers=1, persistent_workers=True)
-    check_all_moments(quick(**RICH, keep_filters=0.8), tmp_path, task, every=6)
-
-
-def test_a_sampler_with_a_generator_of_its_own(tmp_path: Path) -> None:
-    sampler = RandomSampler(range(48), generator=torch.Generator().manual_seed(3))
-    check_all_moments(quick(**RICH), tmp_path, loaded(sampler=sampler, shuffle=False), every=6)
-
-
-def test_a_loader_with_a_generator_of_its_own(tmp_path: Path) -> None:
-    settings, engine = quick(**RICH), Engine(checkpoint_steps=1)
-    net, graph, _ = prepared()
-    whole = settings(net, graph, loaded(generator=torch.Generator().manual_seed(3)), engine=engine)
-    for again in (False, True):  # each process makes its loader anew
-        task = loaded(generator=torch.Generator().manual_seed(3))
-        run = Run(settings, net, graph, task, engine=engine, folder=tmp_path)
-        if not again:
-            leave(run, 4, 2)
-    *_, last = run.events()
-    assert isinstance(last, Finished)
-    assert tell(last.result.history) == tell(whole.history)
-
-
-class Noisy:
-    """Batches with noise, from a source that is neither a DataLoader nor knows how to take a part of itself."""
+class Stream:
+    """Batches with noise, from a source that is not a DataLoader and has no length that counts examples."""
 
     def __len__(self) -> int:
-        return 6
+        return 4
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return ((images + 0.3 * torch.randn_like(images), labels) for images, labels in batches())
 
 
-def test_a_source_that_is_neither_loader_nor_list(tmp_path: Path) -> None:
-    task = replace(prepared()[2], train=Noisy())
-    check_all_moments(quick(**{**RICH, "tick_data": 1.0}), tmp_path, task)
+def loader(**options: Any) -> DataLoader:
+    return DataLoader(Chance(), batch_size=8, **{"shuffle": True, **options})
 
 
-def test_a_part_of_such_a_source(tmp_path: Path) -> None:
-    check_all_moments(quick(**RICH), tmp_path, replace(prepared()[2], train=Noisy()))
+def drawn() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
 
 
-def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
-    """It knows nothing of settings that have come since."""
-    net, graph, task = prepared()
-    expected = quick()(net, graph, task, folder=tmp_path / "whole")
-    steps = quick().steps(net, graph, task, folder=tmp_path / "run")
-    for _ in range(3):
-        next(steps)
-    steps.close()
-    path = tmp_path / "run" / "config.json"
-    config = json.loads(path.read_text())
-    for name in ("rank_power", "decay_norms", "keep_latency", "latency_batch"):
-        del config["settings"][name]
-    path.write_text(json.dumps(config))
-    result = quick()(net, graph, task, folder=tmp_path / "run")
-    assert result.metrics == expected.metrics
-    config["settings"]["of_the_future"] = 1
-    path.write_text(json.dumps(config))
-    with pytest.raises(DamagedRun, match=r"is damaged, or of another version: .*of_the_future"):
-        quick()(net, graph, task, folder=tmp_path / "run")
+SOURCES: dict[str, Callable[[], Any]] = {
+    "random numbers of every kind": loader,
+    "a loader with a generator of its own": lambda: loader(generator=drawn()),
+    "a sampler with a generator of its own": lambda: loader(
+        sampler=RandomSampler(range(32), generator=drawn()), shuffle=False
+    ),
+    "neither loader nor list": Stream,
+}
 
 
-@pytest.mark.parametrize("done", [False, True])
-def test_other_weights_are_refused_by_name(done: bool, tmp_path: Path) -> None:
-    net, graph, task = prepared()
-    steps = quick().steps(net, graph, task, folder=tmp_path)
-    next(steps)
-    if done:
-        list(steps)
-    steps.close()
+def with_chance(source: Any) -> Task:
+    """Chance of every kind in the loss too: what it has drawn is not drawn again with the batches."""
+    plain = prepared()[2]
+
+    def loss(model: torch.nn.Module, batch: Any) -> Tensor:
+        return plain.loss(model, batch) * (1 + 0.1 * (random.random() + numpy.random.rand() + torch.rand(()).item()))
+
+    return replace(plain, train=source, loss=loss)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_with_random_data(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_all_moments(quick(**RICH), tmp_path, monkeypatch, lambda: with_chance(SOURCES[source]()), every=13)
+
+
+def test_with_workers_that_live_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = loader(num_workers=1, persistent_workers=True)
+    task = replace(prepared()[2], train=made)
+    check_all_moments(quick(**RICH, keep_filters=0.8), tmp_path, monkeypatch, lambda: task, every=25)
+
+
+# What is compared when a run is resumed.
+
+
+def stop_after(number: int, folder: Path, settings: Any = None, *given: Any, **options: Any) -> tuple[Any, ...]:
+    """A run that ends after so many events; what it was given."""
+    settings, given = settings or quick(), given or prepared()
+    events = make_run(settings, *given, folder=folder, **options).events()
+    for _ in range(number):
+        next(events)
+    events.close()
+    return given
+
+
+def other_weights(net: Net, graph: Any, task: Task) -> dict[str, Any]:
     with torch.no_grad():
-        list(net.parameters())[-1][0] += 1e-6
-    with pytest.raises(InvalidSetting, match=r"a run of a network with another \S+: give the network as it was"):
-        quick()(net, graph, task, folder=tmp_path)
+        net.last.bias[0] += 1e-6
+    return {}
 
 
-def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
-    net, graph, task = prepared()
-    leave(Run(quick(), net, graph, task, folder=tmp_path), 2, None)
-    with pytest.raises(InvalidSetting, match=r"a run with other settings \(tick_lr, seed\): resume it as it was, or"):
-        quick(tick_lr=0.5, seed=3)(net, graph, task, folder=tmp_path)
+OTHER: dict[str, Callable[[Net, Any, Task], dict[str, Any]]] = {
+    "tick_lr, seed": lambda net, graph, task: {"settings": quick(tick_lr=0.5, seed=3)},
+    "accumulate": lambda net, graph, task: {"engine": Engine(accumulate=2)},
+    "example": lambda net, graph, task: {"graph": analyze(net, torch.rand(1, 2, 6, 12, dtype=torch.float64))},
+    "weights": other_weights,
+    "kind": lambda net, graph, task: {"settings": briefly()},
+    "name": lambda net, graph, task: {"compared": {"name": "another"}},
+}
 
 
-def test_an_example_of_another_size_is_refused(tmp_path: Path) -> None:
-    net, graph, task = prepared()
-    leave(Run(quick(), net, graph, task, folder=tmp_path), 2, None)
-    (example,) = graph.calls["eval"][:1]
-    larger = analyze(net, example.map(lambda image: torch.cat([image, image], -1)))
-    with pytest.raises(InvalidSetting, match=r"example of another size \(\[\[2, 6, 6\]\], .* not \[\[2, 6, 12\]\]\)"):
-        quick()(net, larger, task, folder=tmp_path)
-    quick()(net, analyze(net, example.map(lambda image: torch.cat([image, image]))), task, folder=tmp_path)
+@pytest.mark.parametrize("name", OTHER)
+def test_another_run_is_refused_by_name_and_the_right_one_is_resumed(name: str, tmp_path: Path) -> None:
+    net, graph, task = stop_after(2, tmp_path, compared={"name": "mine"})
+    before = states(net)
+    options = {"settings": quick(), "graph": graph, "compared": {"name": "mine"}, **OTHER[name](net, graph, task)}
+    with pytest.raises(InvalidSetting) as caught:
+        make_run(options.pop("settings"), net, options.pop("graph"), task, folder=tmp_path, **options)
+    assert set(name.split(", ")) <= set(str(caught.value.got).removeprefix("other ").split(", "))
+    net.load_state_dict(before)
+    longer = analyze(net, torch.rand(2, 2, 6, 6, dtype=torch.float64))  # the batch of the example does not matter
+    assert finished(quick(), net, longer, task, folder=tmp_path, compared={"name": "mine"}).history
 
 
-def test_an_engine_that_changes_the_result_is_refused_by_name(tmp_path: Path) -> None:
-    net, graph, task = prepared()
-    leave(Run(quick(), net, graph, task, folder=tmp_path), 2, None)
-    with pytest.raises(InvalidSetting, match="accumulate"):
-        quick()(net, graph, task, folder=tmp_path, engine=Engine(accumulate=2))
-
-
-def test_after_a_refusal_the_run_can_go_on_in_the_same_process(tmp_path: Path) -> None:
-    net, graph, task = prepared()
-    leave(Run(quick(), net, graph, task, folder=tmp_path), 2, None)
-    with pytest.raises(InvalidSetting):
-        quick(seed=3)(net, graph, task, folder=tmp_path)
-    quick()(net, graph, task, folder=tmp_path)
-
-
-def test_after_damage_is_mended_the_run_can_go_on_in_the_same_process(tmp_path: Path) -> None:
-    net, graph, task = prepared()
-    leave(Run(quick(), net, graph, task, folder=tmp_path), 2, None)
-    events = (tmp_path / "events.jsonl").read_bytes()
+def test_damaged_events_are_refused_and_the_run_resumed_once_they_are_restored(tmp_path: Path) -> None:
+    given = stop_after(2, tmp_path)
+    path = tmp_path / "events.jsonl"
+    events = path.read_bytes()
     for damage in (b"{\n", b'{"event": "Else"}\n'):
-        (tmp_path / "events.jsonl").write_bytes(damage + events[len(damage) :])
-        with pytest.raises(DamagedRun, match=r"events\.jsonl"):
-            quick()(net, graph, task, folder=tmp_path)
-    (tmp_path / "events.jsonl").write_bytes(events)
-    quick()(net, graph, task, folder=tmp_path)
+        path.write_bytes(damage + events[len(damage) :])
+        with pytest.raises(InvalidData):
+            make_run(quick(), *given, folder=tmp_path)
+    path.write_bytes(events)
+    finished(quick(), *given, folder=tmp_path)
 
 
-@pytest.mark.parametrize("how", ["break", "error"])
-def test_a_run_that_was_left_goes_on_in_the_same_process(how: str, tmp_path: Path) -> None:
-    # As in a notebook: the loop is left, or interrupted, and the same cell is run again.
+def test_a_damaged_checkpoint_is_skipped(tmp_path: Path) -> None:
+    given = stop_after(6, tmp_path, quick(**RICH))
+    last = max((tmp_path / "checkpoints").glob("[0-9]*"))
+    data = bytearray((last / "state.safetensors").read_bytes())
+    data[len(data) // 2] ^= 1
+    (last / "state.safetensors").write_bytes(data)
+    with pytest.warns(secateur.errors.DamagedCheckpoint):
+        resumed = finished(quick(**RICH), *given, folder=tmp_path)
+    assert_same_result(resumed, finished(quick(**RICH), *given))
+
+
+@pytest.mark.parametrize("name", ["baseline", "retrain"])
+def test_a_lost_network_of_a_phase_is_refused(name: str, tmp_path: Path) -> None:
+    settings, baseline = quick(retrain_epochs=1, keep_macs=0.8), briefly(epochs=1)
+    given = stop_after(4, tmp_path, settings, *prepared(), baseline=baseline)
+    path = tmp_path / f"{name}.safetensors"
+    whole = path.read_bytes()
+    for damaged in (None, whole[:-1]):
+        path.unlink()
+        if damaged is not None:
+            path.write_bytes(damaged)
+        if name == "retrain":  # the last network that a phase has trained is the one that counts
+            with pytest.raises(InvalidData):
+                make_run(settings, *given, folder=tmp_path, baseline=baseline)
+        path.write_bytes(whole)
+    finished(settings, *given, folder=tmp_path, baseline=baseline)
+
+
+def test_a_folder_of_something_else_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InvalidData):
+        make_run(quick(), *prepared(), folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_call_that_is_interrupted_is_resumed_by_the_same_call(tmp_path: Path) -> None:
+    # As in a notebook, where the same cell is run again.
     net, graph, task = prepared()
+    seen: list[Any] = []
 
-    def interrupt(event: Event) -> None:
-        raise KeyboardInterrupt
+    def interrupt(event: Any) -> None:
+        seen.append(event)
+        if isinstance(event, Tick):
+            raise KeyboardInterrupt
 
-    if how == "break":
-        for _ in quick().steps(net, graph, task, folder=tmp_path):
-            break
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            quick()(net, graph, task, folder=tmp_path, progress=interrupt)
-    quick()(net, graph, task, folder=tmp_path)
+    def prune(**options: Any) -> Result:
+        example = torch.rand(1, 2, 6, 6, dtype=torch.float64)
+        return secateur.prune(net, example, task, settings=quick(), graph=graph, folder=tmp_path, **options)
 
-
-def test_a_finished_run_gives_its_result_again_in_python(tmp_path: Path) -> None:
-    net, graph, task = prepared()
-    one = quick(**RICH)(net, graph, task, folder=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        prune(progress=interrupt)
+    result = prune()
+    assert_same_result(result, finished(quick(), net, graph, task))
     lines = (tmp_path / "events.jsonl").read_bytes()
-    other = quick(**RICH)(net, graph, task, folder=tmp_path)
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True)
-    )
-    assert one.history == other.history
-    assert torch.equal(one.plan.kept, other.plan.kept)
+    again = prune()  # a finished run gives its result again
+    assert again.history == result.history
+    assert_same_result(again, result)
     assert (tmp_path / "events.jsonl").read_bytes() == lines
 
 
-def test_checkpoints_change_nothing(tmp_path: Path) -> None:
-    net, graph, task = prepared()
-    one = quick(**RICH)(net, graph, task)
-    other = quick(**RICH)(net, graph, task, folder=tmp_path, engine=Engine(checkpoint_steps=1))
-    assert tell(one.history) == tell(other.history)
-    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
+def test_a_signal_stops_at_the_next_step_and_saves(tmp_path: Path) -> None:
+    given, folder = prepared(), tmp_path / "run"
+    run = make_run(quick(**RICH), *given, folder=folder)  # an engine that saves every 500 steps
+
+    def stop(number: int, frame: Any) -> None:
+        run.stopping = number
+
+    before = signal.signal(signal.SIGTERM, stop)
+    run.on_step = lambda phase, step, of: signal.raise_signal(signal.SIGTERM) if run.num_steps == 13 else None
+    try:
+        with pytest.raises(Interrupted) as caught:
+            list(run.events())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (caught.value.signal, caught.value.folder) == (signal.SIGTERM, str(folder))
+    resumed = make_run(quick(**RICH), *given, folder=folder)
+    assert resumed.position.step > 0
+    *_, last = resumed.events()
+    assert run.num_steps + resumed.num_steps == total_steps(given)
+    assert_same_result(last.result, finished(quick(**RICH), *given))
 
 
-def test_the_place_of_a_run_is_told(tmp_path: Path) -> None:
-    net, graph, task = prepared()
-    assert place(tmp_path) == "Start"
-    leave(Run(quick(), net, graph, task, engine=Engine(checkpoint_steps=2), folder=tmp_path), 2, 3)
-    assert place(tmp_path) == "Tick after 2 phases, epoch 0, step 2"
+def total_steps(given: tuple[Any, ...]) -> int:
+    whole = make_run(quick(**RICH), *given)
+    list(whole.events())
+    return whole.num_steps
+
+
+def test_a_run_that_never_starts_releases_its_folder(tmp_path: Path) -> None:
+    given = prepared()
+    make_run(quick(), *given, folder=tmp_path)
+    gc.collect()
+    next(make_run(quick(), *given, folder=tmp_path).events())
+
+
+def test_the_state_of_a_run_moves_to_another_without_a_folder() -> None:
+    settings, given = quick(**RICH), prepared()
+    whole = finished(settings, *given)
+    run = make_run(settings, *given, engine=STEPWISE)
+    events = run.events()
+    for _ in range(4):
+        next(events)
+    other = make_run(settings, *given)
+    other.history = list(run.history)
+    other.load_state_dict(copy.deepcopy(run.state_dict()))
+    *_, last = other.events()
+    assert_same_result(last.result, whole)

@@ -11,20 +11,35 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from secateur import Engine, Event, Result, TickTock
+from secateur import Engine, Event, Result, TickTock, Training
 from secateur.files import read_json
 from secateur.recipes.jobs import Order
-from secateur.recipes.recipe import Training
-from secateur.recipes.work import Watcher, perform
+from secateur.recipes.recipe import from_scratch
+from secateur.recipes.work import Observer, RunConfig, perform, read_run
 
 CPU = torch.device("cpu")
-PRUNING = TickTock(keep_macs=0.5, tick_removes=0.2, ticks_per_tock=1, tock_epochs=1, finetune_epochs=2)
-TRAINING = Training(epochs=2).settings(seed=0)
-TUNING = PRUNING.but(keep_macs=1.0, finetune_epochs=1, distill=0.5)
+PRUNING = TickTock.of(keep_macs=0.5, tick_removes=0.2, tock_every=1, tock_epochs=1, finetune_epochs=2)
+TRAINING = from_scratch().but(epochs=2)
+TUNING = Training.of(epochs=1, distill=0.5)
+
+Progress = Callable[[Event | str], object]
 
 
-def do(order: Order, settings: TickTock, out: Path, event: Callable[[Event], None] = lambda event: None) -> Result:
-    return perform(order, settings, Engine(), out, CPU, Watcher(event=event))
+def do(
+    order: Order,
+    settings: TickTock | Training,
+    out: Path,
+    progress: Progress = lambda event: None,
+    continue_from: Path | None = None,
+    engine: Engine | None = None,
+) -> Result:
+    config = RunConfig(order=order, settings=settings, engine=engine or Engine())
+    return perform(config, out, CPU, Observer(progress=progress), continue_from)
+
+
+def resume(out: Path, progress: Progress = lambda event: None) -> Result:
+    """Everything from the run's own folder, as `secateur resume` does it."""
+    return perform(read_run(out), out, CPU, Observer(progress=progress))
 
 
 def summary(run: Path) -> dict[str, Any]:
@@ -77,13 +92,14 @@ class Stopped(Exception):
     """Instead of a kill."""
 
 
-def stopping_at(number: int) -> Callable[[Event], None]:
+def stopping_at(number: int) -> Progress:
     """Raise at the event of that number."""
-    left = [number]
+    events: list[Event] = []
 
-    def count(event: Event) -> None:
-        left[0] -= 1
-        if not left[0]:
+    def count(event: Event | str) -> None:
+        if isinstance(event, Event):
+            events.append(event)
+        if len(events) == number:
             raise Stopped
 
     return count

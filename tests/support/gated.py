@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import secateur
-from secateur import ChannelGraph, Gates
+from secateur import ChannelGraph
+from secateur.pruning.gates import Gates
 
 IMAGE = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 

@@ -1,4 +1,4 @@
-"""A job in which everything is that a run must remember: dropout, batch norm, augmentation of every kind of chance.
+"""A job with everything that a run must remember: dropout, batch norm, and random augmentation of every source.
 
 `secateur prune killable:build` finds it when started in this folder.
 """

@@ -12,16 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import killable
 import numpy
 import torch
-from small import prepared, quick
 
 from secateur import cli
+from secateur import prune as prune_model
 from secateur.training.checkpoint import unseal
 
 HERE = Path(__file__).parent
 SETTINGS = (
-    "--keep-macs 0.5 --tick-removes 0.05 --tick-data 0.7 --ticks-per-tock 2 --tock-epochs 2 --finetune-epochs 8 "
+    "--keep-macs 0.5 --tick-removes 0.05 --tick-data 0.7 --tock-every 2 --tock-epochs 2 --finetune-epochs 8 "
     "--ema 0.9 --distill 0.3 --checkpoint-steps 3 --device cpu"
 )
 PATIENCE = 60.0
@@ -80,8 +81,9 @@ class Fork(forks.Process):
 
 
 def in_python(folder: list[str]) -> None:
-    """A run in that folder, which takes as long as one likes."""
-    quick(finetune_epochs=10_000)(*prepared(), folder=folder[0])
+    """A run in that folder, from Python, which does not end by itself."""
+    job = killable.build()
+    prune_model(job.model, job.example, job.task, keep_macs=0.5, finetune_epochs=10_000, folder=folder[0])
 
 
 Started = subprocess.Popen[str] | Fork
@@ -129,13 +131,13 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def place(folder: Path) -> str:
-    """Where the run would go on."""
+    """Where the run would be resumed."""
     there = checkpoints(folder)
     if not there:
         return "Start"
     state = unseal((there[-1] / "state.json").read_bytes())["state"]["dict"]
-    cursor, position = state["cursor"]["dict"], state["position"]["dict"]
-    return f"{cursor['phase']} after {cursor['number']} phases, epoch {cursor['epoch']}, step {position['step']}"
+    step = state["position"]["dict"]["step"]
+    return f"phase {state['index']}, stage {state['stage']}, epoch {state['epoch']}, step {step}"
 
 
 def kill(process: Started) -> None:
@@ -144,7 +146,7 @@ def kill(process: Started) -> None:
 
 
 def kill_until_finished(folder: Path, dice: random.Random, most: int) -> list[tuple[float, str]]:
-    """Kill a run again and again, at most so often; moments since it had begun, or saved, and where it then went on."""
+    """Kill a run repeatedly, at most so often; moments since it began, or saved, and where it was resumed."""
     log: list[tuple[float, str]] = []
     while True:
         process = resume(folder) if (folder / "config.json").exists() else begin(folder)
@@ -154,7 +156,7 @@ def kill_until_finished(folder: Path, dice: random.Random, most: int) -> list[tu
             if process.poll() is None:
                 kill(process)
                 log.append((moment, place(folder)))
-                print(f"{reached.__name__}, killed {moment:.2f} s later; goes on in {log[-1][1]}")
+                print(f"{reached.__name__}, killed {moment:.2f} s later; resumes at {log[-1][1]}")
                 continue
         status, _, err = finish(process)
         assert status == 0, err

@@ -1,12 +1,11 @@
 """Runs that several processes must do as one does: `torchrun many.py FOLDER CASE...` leaves what each process got.
 
-SLEEP_AT=n in the environment: both processes sleep at their nth loss. DIE_AT=n: the second one dies there.
+DIE_AT=n in the environment: the second process dies at its nth loss.
 """
 
 import math
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +14,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from small import CLASSES, SIZE, Net, batches, quick
+from small import CLASSES, Net, batches, graph_of, make_run, quick
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import secateur.runs.run
-from secateur import Engine, Task, Tick, analyze, classification
+from secateur import Engine, Task, classification
 from secateur.data.arrays import Arrays
 from secateur.errors import Diverged, Interrupted
 from secateur.runs import record
-from secateur.runs.events import Finished
+from secateur.runs.events import Finished, Tick
 from secateur.runs.run import Run
 from secateur.training.distributed import World, join
 
@@ -71,45 +70,41 @@ def plain_list(count: int) -> list[tuple[Tensor, ...]]:
     return list(zip(*(t.split(BATCH) for t in tensors(count)), strict=True))
 
 
-EVEN, UNEVEN = 6 * BATCH, 3 * BATCH + 13
+EVEN, UNEVEN = 4 * BATCH, 2 * BATCH + 13
 CASES: dict[str, tuple[type[nn.Module], Callable[[], Any], dict[str, Any]]] = {
-    "even": (Bare, lambda: arrays(EVEN), {}),
-    "uneven": (Bare, lambda: arrays(UNEVEN), {}),
-    "part": (Bare, lambda: arrays(UNEVEN), {"tick_data": 0.6, "tick_epochs": 2}),
-    "masked": (Bare, lambda: arrays(UNEVEN), {"cut": "end"}),
-    "loader": (Bare, lambda: loader(UNEVEN), {}),
-    "list": (Bare, lambda: plain_list(UNEVEN), {}),
+    "part": (Bare, lambda: loader(UNEVEN), {"tick_data": 0.6, "tick_epochs": 2}),
+    "masked": (Bare, lambda: plain_list(UNEVEN), {"cut": "end"}),
     "apoz": (Bare, lambda: arrays(EVEN), {"score": "apoz"}),
-    "norms": (Net, lambda: arrays(EVEN), {}),
     "averaged": (Net, lambda: arrays(UNEVEN), {"ema": 0.8}),
-    "written": (Dropping, lambda: arrays(UNEVEN, BATCH - 1), {"ema": 0.8}),
+    "whole": (Dropping, lambda: arrays(UNEVEN, BATCH - 1), {"ema": 0.8, "retrain_epochs": 1}),
+    "written": (Dropping, lambda: arrays(UNEVEN, BATCH - 1), {"ema": 0.8, "retrain_epochs": 1}),
     "nan": (Net, lambda: arrays(EVEN), {}),
-    "written_nan": (Net, lambda: arrays(EVEN), {}),
     "stopped": (Net, lambda: arrays(EVEN), {}),
 }
 NAN_AT = 4
 
 
-def make_run(case: str, folder: Path | None = None, change: Callable[[Task], Task] = lambda task: task) -> Run:
-    kind, data, settings = CASES[case]
+def run_of(case: str, folder: Path | None = None, change: Callable[[Task], Task] = lambda task: task) -> Run:
+    kind, data, values = CASES[case]
+    graph = graph_of(kind)
     torch.manual_seed(0)
-    net = kind().double()
-    graph = analyze(net, torch.rand(1, 2, SIZE, SIZE, dtype=torch.float64))
-    task = change(classification(data(), batches(2)))
-    schedule = quick(keep_macs=0.6, tick_removes=0.08, min_ratio=0.0, **settings)
-    return Run(schedule, net, graph, task, engine=Engine(checkpoint_steps=1 if case == "written" else 3), folder=folder)
+    net, task = kind().double(), change(classification(data(), batches(2)))
+    settings = quick(keep_macs=0.6, tick_removes=0.08, min_ratio=0.0, **values)
+    engine = Engine(checkpoint_steps=1 if case == "written" else 3)
+    return make_run(settings, net, graph, task, engine=engine, folder=folder)
 
 
 def outcome(run: Run) -> dict[str, Any]:
     """Everything that is to be the same however many processes there are."""
     scores: list[Tensor] = []
-    average = run.pruner.agree
+    if run.pruner is not None:
+        average = run.pruner.agree
 
-    def watched(own: Tensor) -> Tensor:
-        scores.append(average(own))
-        return scores[-1]
+        def watched(own: Tensor) -> Tensor:
+            scores.append(average(own))
+            return scores[-1]
 
-    run.pruner.agree = watched
+        run.pruner.agree = watched
     seen = count_images(run)
     error, result = None, None
     try:
@@ -117,9 +112,9 @@ def outcome(run: Run) -> dict[str, Any]:
             if isinstance(event, Finished):
                 result = event.result
     except (Diverged, Interrupted) as caught:
-        error, result = str(caught), getattr(caught, "result", None)
+        error, result = type(caught).__name__, getattr(caught, "result", None)
     return {
-        "kept": run.pruner.kept,
+        "kept": run.kept,
         "names": [event.name for event in run.history],
         "removed": [event.removed for event in run.history if isinstance(event, Tick)],
         "losses": [vars(event)["loss"] for event in run.history if "loss" in vars(event)],
@@ -141,7 +136,6 @@ def count_images(run: Run) -> list[int]:
         return loss(model, batch)
 
     run.task = replace(run.task, loss=counted)
-    run.loss = counted
     return seen
 
 
@@ -182,20 +176,12 @@ def at_call(number: int, act: Callable[[Tensor], Tensor]) -> Callable[[Task], Ta
     return change
 
 
-def trouble(case: str, world: World, folder: Path) -> Callable[[Task], Task]:
+def trouble(case: str, world: World) -> Callable[[Task], Task]:
     """What goes wrong in this process, if anything does."""
-    if case.endswith("nan") and not world.leads:
+    if case == "nan" and not world.leads:
         return at_call(NAN_AT, lambda value: value * math.nan)
     if "DIE_AT" in os.environ and not world.leads:
         return at_call(int(os.environ["DIE_AT"]), lambda value: os._exit(1))
-    if "SLEEP_AT" in os.environ:
-
-        def sleep(value: Tensor) -> Tensor:
-            (folder / f"asleep-{world.rank}").write_text(str(os.getpid()))
-            time.sleep(600)
-            return value
-
-        return at_call(int(os.environ["SLEEP_AT"]), sleep)
     return lambda task: task
 
 
@@ -218,13 +204,18 @@ def main(folder: Path, cases: list[str]) -> None:
     record.PATIENCE = 0
     secateur.runs.run.LOOK_EVERY = 4
     for case in cases:
-        place = folder / case if case.startswith(("written", "stopped")) else None
+        place = folder / case if case in ("written", "nan", "stopped") else None
         writes = note_writes(place) if place is not None else []
-        run = make_run(case, place, trouble(case, world, folder))
+        run = run_of(case, place, trouble(case, world))
         if case == "stopped" and not world.leads:
-            run.watch = lambda phase, step, of, run=run: setattr(run, "stopping", 15 if phase == "Tock" else None)
+            run.on_step = lambda phase, step, of, run=run: setattr(run, "stopping", signal_for(run))
         torch.save({**outcome(run), "writes": writes}, folder / f"{case}-{world.rank}.pt")
     dist.destroy_process_group()
+
+
+def signal_for(run: Run) -> int | None:
+    """SIGTERM arrives in the first Tock."""
+    return 15 if vars(run.phase).get("part") == "Tock" else None
 
 
 if __name__ == "__main__":

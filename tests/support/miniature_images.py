@@ -10,11 +10,20 @@ import numpy as np
 from PIL import Image
 from scipy.io import savemat
 from scipy.sparse import csc_matrix
+from torch.utils.data import DataLoader
+
+from secateur.data.images import Images, Maps
 
 Size = tuple[int, int]
 
 COLOURS = [(220, 40, 40), (40, 200, 60), (50, 70, 220), (220, 200, 40), (200, 60, 210), (40, 200, 210), (130, 90, 40)]
 DEVKIT = "ILSVRC2012_devkit_t12/data"
+
+
+def dataset_of(loader: DataLoader) -> Any:
+    """The images that a loader makes batches of."""
+    assert isinstance(loader.dataset, Images | Maps)
+    return loader.dataset
 
 
 def write_class_folders(

@@ -8,10 +8,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from secateur.data.files import Layout
+from secateur.data.layout import Layout
 
 LAYOUT = Layout("Birds", "train/\n  robin.jpg", "birds.zip")
-TREE = r"the folder of Birds \(birds.zip\) looks like this:\n  train/\n    robin.jpg$"
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
 

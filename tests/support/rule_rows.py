@@ -12,6 +12,8 @@ import torch
 from sandwich import rows
 from torch import Tensor, nn
 
+from secateur.channels.reasons import Kind
+
 Body = Callable[..., Any]
 Group = dict[str, list[list[int]]]
 """By layer or parameter: the filters, or elements, of each channel of a group."""
@@ -21,39 +23,16 @@ HALVES = rows(range(4), range(4, 8))
 PAIRS = rows(range(0, 8, 2), range(1, 8, 2))
 MIRRORED = rows(range(4), range(7, 3, -1))
 
-# Parts of the reasons why channels are frozen.
-WOKEN = "does not stay zero"
-UNDEFINED = "is not defined where a removed channel leaves zeros"
-SEES_ALL = "sees all channels"
-SEES_SEVERAL = "sees several channels"
-COUNTS_ZEROS = "counts zeros"
-IN_SPACE = "across its own axis"
-PICKED = "is picked by its number"
-WRITTEN = "is written by its number"
-AS_INDEX = "is used as an index"
-BY_ELEMENT = "element by element"
-SLICED = "is sliced at fixed positions"
-UNEQUAL = "parts of fixed, unequal size"
-UNFOLDED = "is unfolded along its own axis"
-RETYPED = "is reinterpreted as another type"
-STRIDES = "is seen through other strides"
-ROTATED = "is rotated along its own axis"
-ROLLED = "is rolled along its own axis"
-DIAGONAL = "is met along a diagonal"
-TRIANGLE = "triangular mask"
-MERGED = "is merged with another axis"
-CROPPED = "is cropped at fixed positions"
-COMPLEX_PART = "is a part of complex numbers"
-ORDERED = "orders values"
-COMPARED = "is compared in attention"
-AVERAGED = "is averaged by attention"
-FIXED = "a tensor of fixed size"
-LOOKED_UP = "is looked up by index"
-PLACES = "tells where to read in space"
-BOXES = "is a box or a score of a detector"
-PYTHON = "is read by Python code"
-ADDED = "is added to a matrix product"
-CONV_AXIS = "a convolution over the channel axis"
+# Why channels are frozen.
+MIXES = Kind.MIXES
+ADDRESSED = Kind.INDEXED
+PARTED = Kind.FIXED_PARTS
+NO_RULE = Kind.UNSUPPORTED
+MERGED = Kind.MERGED
+FIXED = Kind.FIXED_TENSOR
+PYTHON = Kind.READ_BY_PYTHON
+WOKEN = Kind.NOT_ZERO
+UNDEFINED = Kind.UNDEFINED
 
 
 @dataclass(frozen=True)
@@ -61,8 +40,8 @@ class Expected:
     """What the analysis should find."""
 
     groups: list[Group]
-    stays: dict[str, str] = field(default_factory=dict)
-    """Part of the reason why a layer is frozen."""
+    stays: dict[str, Kind | None] = field(default_factory=dict)
+    """Why a layer is frozen; None for any reason."""
     inexact: bool = False
     """Whether channels of `first` can be removed with `inexact=True`."""
 
@@ -76,12 +55,12 @@ def coupled(*groups: Group) -> Expected:
     return Expected(list(groups))
 
 
-def frozen(reason: str, *groups: Group, layer: str = "first") -> Expected:
-    """A layer is frozen for this reason, or for any if it is empty; only these groups can be removed."""
+def frozen(reason: Kind | None, *groups: Group, layer: str = "first") -> Expected:
+    """A layer is frozen for this reason, or for any if None; only these groups can be removed."""
     return Expected(list(groups), {layer: reason})
 
 
-def inexact(reason: str) -> Expected:
+def inexact(reason: Kind) -> Expected:
     return Expected([], {"first": reason}, inexact=True)
 
 

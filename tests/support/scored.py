@@ -1,11 +1,13 @@
 """Small networks with every kind of gate, data for them, and where their gates are, written down by hand."""
 
+from functools import cache
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import secateur
-from secateur import Pruner
+from secateur import ChannelGraph, Pruner, analyze
 
 Batch = tuple[Tensor, Tensor]
 NAMES = ["taylor", "fisher", "slim", "pcnn", "apoz", "l1", "l2", "fpgm"]
@@ -88,6 +90,17 @@ def batches(count: int = 3, dtype: torch.dtype = torch.float64) -> list[Batch]:
     return list(zip(images, torch.randint(3, (count, 4), generator=generator), strict=True))
 
 
+@cache
+def graph_of(kind: type[nn.Module]) -> ChannelGraph:
+    """The channel graph of such a network, analysed once."""
+    return analyze(make(kind), batches(1)[0][0], probe=False)
+
+
+def pruner_of(model: nn.Module, **options: Any) -> Pruner:
+    """Gates on one of these networks."""
+    return Pruner(model, graph=graph_of(type(model)), **options)
+
+
 def run(pruner: Pruner, data: list[Batch]) -> Tensor:
     """The scores after these batches; nothing is trained."""
     for images, labels in data:
@@ -97,7 +110,7 @@ def run(pruner: Pruner, data: list[Batch]) -> Tensor:
     return pruner.score.end()
 
 
-def add_up(model: nn.Module, graph: secateur.ChannelGraph, values: dict[str, Tensor]) -> Tensor:
+def add_up(model: nn.Module, graph: ChannelGraph, values: dict[str, Tensor]) -> Tensor:
     """Eq. 8: for every channel the sum over its places, as written down by hand for the network."""
     places = next(GATES[kind] for kind in NETWORKS if isinstance(model, kind))
     sums = [sum(values[name][at : at + g.size] for name, at in places[g.name]) for g in graph.groups]

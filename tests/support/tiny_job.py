@@ -34,9 +34,11 @@ class WithSettings:
         return build()
 
 
-with_settings = WithSettings(TickTock(keep_params=0.6, optimizer="adamw", finetune_epochs=2, finetune_lr=(1e-4, 3e-3)))
+with_settings = WithSettings(
+    TickTock.of(keep_params=0.6, optimizer="adamw", finetune_epochs=2, finetune_lr=3e-3, finetune_lr_low=1e-4)
+)
 with_a_dict = WithSettings({"optimizer": "adamw"})
-with_a_score = WithSettings(TickTock(keep_macs=0.5, score=Random(3)))
+with_a_score = WithSettings(TickTock.of(keep_macs=0.5, score=Random(3)))
 
 
 def build_network() -> nn.Module:

@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -12,11 +14,19 @@ from hypothesis import strategies as st
 from saved import same
 from torch import nn
 
-from secateur.errors import DamagedRun, InvalidSetting, RunInUse
+from secateur.errors import InvalidData, InvalidSetting, RunInUse
 from secateur.training.checkpoint import RunFolder, as_it_was
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16]
 DTYPES += [torch.int32, torch.int64, torch.complex64, torch.complex128, torch.uint16, torch.float8_e4m3fn]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unsynced() -> Iterator[None]:
+    """Do not wait for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 def there_and_back(state: dict) -> dict:
@@ -43,7 +53,7 @@ nested = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.text(), nested, max_size=4))
 def test_any_state_comes_back_to_the_bit(state) -> None:
     assert same(there_and_back(state), state)
@@ -105,8 +115,9 @@ def test_tensors_on_a_gpu_come_back_on_the_cpu() -> None:
 
 @pytest.mark.parametrize("value", [{1: 2}, object(), {1}, torch.ones(2).to_sparse(), torch.ones(2, device="meta")])
 def test_what_cannot_be_held_is_named(tmp_path, value) -> None:
-    with RunFolder(tmp_path) as run, pytest.raises(InvalidSetting, match=r"state\['a'\]\[1\] (is|has) "):
+    with RunFolder(tmp_path) as run, pytest.raises(InvalidSetting) as caught:
         run.save({"a": [0, value]})
+    assert "['a'][1]" in caught.value.what
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -115,7 +126,7 @@ def test_what_cannot_be_held_is_named(tmp_path, value) -> None:
 
 def test_config(tmp_path) -> None:
     with RunFolder(tmp_path / "new" / "run") as run:
-        with pytest.raises(DamagedRun, match=r"config\.json"):
+        with pytest.raises(InvalidData):
             run.read_config()
         run.write_config({"seed": 1})
         run.write_config({"seed": 3, "keep": [0.5]})
@@ -125,8 +136,9 @@ def test_config(tmp_path) -> None:
         wrong = [b"", b"[]", b"{", b"\xff", b"[" * 10**5, b'{"format": "x", "version": 1}']
         for text in [*wrong, b'{"format": "secateur-run", "version": 2}']:
             path.write_bytes(text)
-            with pytest.raises(DamagedRun, match=r"config\.json.*(restore|version 1; use the Secateur that wrote it)"):
+            with pytest.raises(InvalidData) as caught:
                 run.read_config()
+            assert str(path) in caught.value.what
 
 
 def test_events_are_cut_back_to_the_checkpoint(tmp_path) -> None:
@@ -147,7 +159,7 @@ def test_events_are_cut_back_to_the_checkpoint(tmp_path) -> None:
         run.append_event({"step": 4})
         assert run.read_events() == [{"step": 1, "loss": None}, {"text": "ä\n"}, {"step": 4}]
     path.write_bytes(b"{}\n{]\n")
-    with RunFolder(tmp_path) as run, pytest.raises(DamagedRun, match="line 2 of"):
+    with RunFolder(tmp_path) as run, pytest.raises(InvalidData, match="line 2"):
         run.read_events()
 
 
@@ -167,7 +179,7 @@ def test_a_start_that_fails_leaves_the_folder_as_it_was(tmp_path) -> None:
 
     def fail(begin: bool = False) -> None:
         with suppress(KeyboardInterrupt), as_it_was(folder, "mine"), RunFolder(folder) as run:
-            run.write_tensors("mine", {"a": torch.zeros(1)})
+            run.write("mine", "new")
             if begin:
                 run.write_config({})
             raise KeyboardInterrupt

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from secateur import timing
 from secateur.training.graphed import GraphedStep
 from secateur.training.optimizers import FUSED, make_optimizer, set_rate
+from secateur.training.settings import Learning
 
 
 @pytest.fixture
@@ -40,9 +41,8 @@ class Steps:
     def __init__(self, failing: int = 0, optimizer: str = "sgd") -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 2))
-        self.optimizer = make_optimizer(
-            optimizer, list(self.model.parameters()), momentum=0.9, nesterov=False, weight_decay=0.1
-        )
+        learning = Learning(optimizer=optimizer, weight_decay=0.1)
+        self.optimizer = make_optimizer(list(self.model.parameters()), learning)
         set_rate(self.optimizer, 0.1)
         self.failing, self.done = failing, 0
 

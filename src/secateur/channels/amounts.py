@@ -1,4 +1,4 @@
-"""How much to cut of every group when cuts are tried: at which widths code that looks at widths may go wrong."""
+"""How many channels of each group the probe cuts: numbers that reveal code that depends on widths."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Amounts = dict[str, int]
 
 
 def unequal_amounts(groups: Sequence[ChannelGroup]) -> list[Amounts]:
-    """How many channels to cut of each group, in at least two ways: groups of one size lose different numbers in all
-    but the last, which is for good measure, so that no code that takes their sizes for equal goes unnoticed.
+    """At least two ways to cut all groups. In all but the last, groups of equal size lose different numbers, so that
+    code that takes their sizes for equal fails.
 
-    Always odd numbers, for code that asks whether the number of channels is even; up to three quarters.
+    The numbers are odd, for code that asks whether a width is even, and at most three quarters of a group.
     """
     ranks: dict[int, int] = {}
     places: dict[str, tuple[int, int]] = {}
     for group in groups:
         ranks[group.size] = ranks.get(group.size, -1) + 1
         places[group.name] = ranks[group.size], max(1 + (group.size >= 4), 3 * group.size // 8)
-    # The rank in digits: two groups differ in one of them. More than three do not pay.
+    # The rank in digits: two groups differ in one of them. Three are enough in practice.
     digits = min(3, max((_digits(rank, base) for rank, base in places.values()), default=1))
     result: list[Amounts] = []
     for digit in range(digits + 1):
@@ -35,8 +35,8 @@ def unequal_amounts(groups: Sequence[ChannelGroup]) -> list[Amounts]:
 
 
 def parted(amounts: Amounts, padded: Sequence[str]) -> list[Amounts]:
-    """Part of these amounts at a time, so that of two groups with zeros in their place each is cut without the other,
-    and without the rest, and the rest without it: the code may take the number of zeros from a sum of widths.
+    """Some of these amounts at a time, so that each padded group is cut without the other padded groups, and the rest
+    without it: the code may compute the number of zeros from a sum of widths.
     """
     numbers = {name: number for number, name in enumerate(padded, 1)}
     return [
@@ -54,7 +54,7 @@ def _digits(rank: int, base: int) -> int:
 
 
 def leaves_one(groups: Sequence[ChannelGroup], amounts: Amounts) -> bool:
-    """Whether a group has a single channel left that could have more: then little is seen of what is done with it."""
+    """Whether a group has a single channel left that could have more, which hides how its channels are used."""
     return any(group.size > 2 and group.size - amounts[group.name] == 1 for group in groups)
 
 
@@ -67,7 +67,7 @@ def equal_widths(groups: Sequence[ChannelGroup]) -> Amounts:
 def other_ways(
     groups: Sequence[ChannelGroup], frozen: Sequence[FrozenChannels], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[Amounts]:
-    """At which code that decides by a width, or compares widths, may go another way than in the whole network.
+    """Widths at which code that compares widths may take another branch than in the whole network.
 
     Each group as wide as the next smaller one is, for code that compares with a number of its own; as wide as what
     stays, and what is joined as wide as what is not, for code that compares two tensors; and few channels, but enough

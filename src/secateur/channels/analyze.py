@@ -1,4 +1,4 @@
-"""Analyse a model: watch it run, tie what hangs together, freeze what must stay, probe the rest."""
+"""Analyse a model: watch a forward pass, couple channels, freeze the ones that must stay, and probe the rest."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from secateur.channels.example import Calls, Example, tensors_within
 from secateur.channels.groups import ChannelGraph, owner
 from secateur.channels.guard import check_model, explain, undisturbed
 from secateur.channels.labels import Role
-from secateur.channels.probe import Probe
+from secateur.channels.reasons import Kind, Reason
+from secateur.channels.settle import settle
 from secateur.channels.trace import Watch
-from secateur.errors import InvalidExample, InvalidModel, InvalidSetting, unknown_name
+from secateur.errors import InvalidModel, InvalidSetting, unknown_name
 
 Ignore = Callable[[str, nn.Module], bool] | Iterable[str | nn.Module] | str | nn.Module
 
@@ -35,14 +36,15 @@ def analyze(
     probe: bool = True,
     progress: Callable[[str], object] | None = None,
 ) -> ChannelGraph:
-    """Find every set of channels that can be removed together, and say why the others can't.
+    """Find all channels that can be removed, which ones are coupled, and why the others must stay.
 
     example: what the model is called with: a tensor, a tuple of positional or a dict of keyword arguments.
     ignore: layers whose filters stay: modules, their names with wildcards, or a function of name and module. A module
-        stands for everything in it.
-    inexact: admit channels that pass layer norm, group norm and the like, where removing is not quite zeroing.
-    probe: try the cuts on a copy and freeze what fails, e.g. because the code uses fixed sizes.
-    progress: called with a line of text now and then.
+        includes everything in it.
+    inexact: allow channels that pass layer norm, group norm and the like, where removing is not the same as zeroing.
+    probe: try the cuts on a copy, freeze what fails, e.g. because the code uses fixed sizes, and find the attributes of
+        modules that must follow a cut. Without it only the attributes of torch's own layers follow.
+    progress: called with a line of text for each step.
 
     The model is left exactly as it was.
 
@@ -55,29 +57,31 @@ def analyze(
     check_model(model, call)
     say("watching a forward pass")
     watch = Watch(model, inexact)
-    calls, unused, notes = _watch_modes(watch, model, call)
+    calls, notes = _watch_modes(watch, model, call)
     _freeze_ignored(watch, model, ignore)
-    _freeze_unused(watch, unused)
+    _freeze_unused(watch)
+    unused = any(not leaf.used and isinstance(leaf.tensor, nn.Parameter) for leaf in watch.leaves.values())
+    leaves_out = unused or watch.values_matter or bool(notes)
     notes += _notes_on(watch, model)
-    build = partial(build_graph, watch, str(call), tuple(notes), calls)
+    build = partial(build_graph, watch, str(call), tuple(notes), calls, leaves_out)
     if not probe:
         return build()
     say("probing the cuts")
-    return _probed(watch, model, build, say)
+    return settle(watch, model, build, say)
 
 
-def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, str, list[str]]:
-    """Watch evaluation mode, and training mode where that may run otherwise.
+def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, list[str]]:
+    """Watch evaluation mode, and training mode where that may run differently.
 
-    Gives what to call the model with in each, the reason why parameters stay that were not used, and notes.
+    Gives what to call the model with in each, and notes.
     """
-    unused, notes = "is a parameter never used in this forward pass", list[str]()
+    notes: list[str] = []
     with undisturbed(model), torch.no_grad():
         model.eval()  # not what it returns: some forget to return the model where they write it themselves
         output, tensors = _watch(watch, model, call)
         if not tensors:
             kind = type(output).__name__
-            raise InvalidModel(f"the model's output ({kind}) holds no tensor: return tensors, or containers of them")
+            raise InvalidModel("the model's output holds no tensor", got=kind, wanted="tensors, or containers of them")
         products = watch.products
         unused_in_evaluation = [leaf for leaf in watch.leaves.values() if not leaf.used]
         switched = any(type(module).train is not nn.Module.train for module in model.modules())
@@ -89,67 +93,42 @@ def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, 
                     _watch(watch, model, training)
                     calls["train"] = [training.varied()]
                     break
-                except InvalidExample as error:
+                except InvalidModel as error:
                     failure = explain(error.__cause__ or error)
             else:
-                unused = "is never used in evaluation mode, and training mode cannot run on this example"
                 for leaf in unused_in_evaluation:
                     leaf.used = False
                 notes.append(f"training mode cannot run on this example: {failure}")
         watch.products = products
-    return calls, unused, notes
+    return calls, notes
 
 
 def _notes_on(watch: Watch, model: nn.Module) -> list[str]:
-    """What the user should know of this analysis."""
+    """What the user should know about this analysis."""
     notes = list(watch.failures)
     if watch.values_matter:
-        notes.append("the code looks at values: what it does for others than those of this example was not seen")
+        notes.append("the code depends on values: only the branches that this example takes were analysed")
     heard = {owner(leaf.name) for leaf in watch.leaves.values() if leaf.used or watch.is_idle(leaf)}
     silent = sorted({owner(leaf.name) for leaf in watch.leaves.values()} - heard)
     if silent:
         remedy = "pass an example that runs them, or keep what feeds them, by ignore or at_least"
-        notes.append(f"never run on this example, so that what they read may be cut: {', '.join(silent)}; {remedy}")
+        notes.append(
+            f"modules that do not run on this example, so that their inputs may be cut: {', '.join(silent)}; {remedy}"
+        )
     uncounted = [name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)]
     if uncounted:
         notes.append(f"the MACs of recurrent layers are not counted: {', '.join(uncounted)}")
     computed = [name for name, module in model.named_modules() if _computes_weights(module)]
     if computed:
         remedy = "torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm makes them plain"
-        notes.append(f"weights that are computed in every pass may have to stay ({', '.join(computed)}): {remedy}")
+        notes.append(
+            f"weights that are computed in the forward pass may have to stay ({', '.join(computed)}): {remedy}"
+        )
     return notes
 
 
-def _probed(
-    watch: Watch, model: nn.Module, build: Callable[..., ChannelGraph], say: Callable[[str], None]
-) -> ChannelGraph:
-    """The graph of what can be cut when it is tried, without attributes that equal a number of channels by chance."""
-    graph = tied = build()
-    tried = [Probe(model, graph, say)]
-    own = {(note.module, note.attribute) for note in watch.notes if tried[0].is_own(note.module)}
-    # An attribute that equals several numbers by chance ties, or even freezes, what has nothing to do with it.
-    untied = build(untied=own) if own else graph
-    chance = untied.num_channels > graph.num_channels
-    tried = [Probe(model, untied, say), *tried] if chance else tried
-    plain = next((plain for attempt in tried if (plain := attempt.plain()) is not None), None)
-    if plain is not None and not watch.unnamed_without(own):
-        return plain
-    needless = own if plain is not None else tried[0].needless(lambda some: build(untied=some) if chance else tied)
-    if needless:
-        watch.forget_notes(needless)
-        graph = build()
-    failures = Probe(model, graph, say).failures()
-    for group in graph.groups:
-        if group.name in failures:
-            for member in group.members:
-                axis = watch.leaf(member.tensor).state.axes[member.axis]
-                assert isinstance(axis, Tensor)
-                watch.table.freeze(axis[member.indices.reshape(-1)], failures[group.name])
-    return build() if failures else graph
-
-
 def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[Tensor]]:
-    """One watched forward pass; what it returns must stay, and is returned, with the tensors in it.
+    """Watch one forward pass, freeze the channels of its output, and return the output with the tensors in it.
 
     Without the arithmetic if possible; with it where the code looks at values or fails on zeros.
     """
@@ -166,22 +145,22 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[
         except Exception as error:
             # Anything may come out of a user's forward pass.
             if not watch.shapes_only:
-                text = f"the model raised in its forward pass on input {example}: {explain(error)}"
-                remedy = "pass an example of the shape, type and device that it takes"
-                raise InvalidExample(f"{text}; {remedy}") from error
+                what = f"the forward pass raised an error on input {example}"
+                remedy = "Pass an example of the shape, type and device that the model takes"
+                raise InvalidModel(what, got=explain(error), remedy=remedy) from error
         else:
             if not watch.values_matter:
                 break
     for tensor in tensors:
         state = watch.state(tensor)
-        watch.freeze(state, "reaches the model's output")
+        watch.freeze(state, Reason(Kind.OUTPUT))
         watch.layers.final |= state.made if state is not None else frozenset()
     return output, tensors
 
 
 @contextmanager
 def _unfused(model: nn.Module) -> Iterator[None]:
-    """An LSTM in the operators it consists of: on a CPU oneDNN would do it in one that has no rule."""
+    """Run an LSTM as separate operators: on a CPU oneDNN would run one operator without a rule."""
     onednn: Any = torch.backends.mkldnn
     before = onednn.enabled
     onednn.enabled = before and not any(isinstance(module, nn.LSTM) for module in model.modules())
@@ -213,37 +192,35 @@ def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:
             for axis in leaf.state.axes:
                 if isinstance(axis, Tensor):
                     made = axis[roles[axis >> 1] >= Role.PASSES]
-                    watch.table.freeze(made, "is ignored, as asked for")
+                    watch.table.freeze(made, Reason(Kind.IGNORED))
 
 
 def _names_of(ignored: Any, modules: dict[str, nn.Module]) -> list[str]:
     if isinstance(ignored, nn.Module):
         found = [name for name, module in modules.items() if module is ignored]
         if not found:
-            raise InvalidSetting(
-                f"ignore names a {type(ignored).__name__} that is not a part of this model: name its own"
-            )
+            raise InvalidSetting("ignore names a module that is not part of the model", got=type(ignored).__name__)
         return found
     if not isinstance(ignored, str):
-        kind = type(ignored).__name__
-        raise InvalidSetting(f"ignore takes modules, names of modules, or a function of name and module, got {kind}")
+        wanted = "modules, names of modules, or a function of name and module"
+        raise InvalidSetting("ignore is of another kind", got=type(ignored).__name__, wanted=wanted)
     found = [name for name in modules if fnmatchcase(name, ignored)]
     if not found:
         raise unknown_name("layer", ignored, [name for name in modules if name])
     return found
 
 
-def _freeze_unused(watch: Watch, reason: str) -> None:
-    """Parameters that no operator saw, and those that share memory, about which nothing is known."""
+def _freeze_unused(watch: Watch) -> None:
+    """Freeze parameters that no operator used, and parameters that share memory."""
     owners: dict[int, Any] = {}
     roles = watch.table.roles()
     for leaf in watch.leaves.values():
         for axis in leaf.state.axes if not leaf.used else ():
             if isinstance(axis, Tensor):
                 # What it was seen to consume before training mode raised may follow its source.
-                watch.table.freeze(axis[roles[axis >> 1] != Role.CONSUMES], reason)
+                watch.table.freeze(axis[roles[axis >> 1] != Role.CONSUMES], Reason(Kind.UNUSED))
         if leaf.tensor.numel() and leaf.tensor.layout is torch.strided:
             other = owners.setdefault(leaf.tensor.untyped_storage()._cdata, leaf)
             if other is not leaf:
-                watch.freeze(leaf.state, f"shares memory with {other.name}")
-                watch.freeze(other.state, f"shares memory with {leaf.name}")
+                watch.freeze(leaf.state, Reason(Kind.SHARED_MEMORY, other.name))
+                watch.freeze(other.state, Reason(Kind.SHARED_MEMORY, leaf.name))

@@ -1,22 +1,26 @@
-"""From labels to groups: number the channels, gather their slices, sort out what must stay."""
+"""From labels to groups: number the channels, collect their slices, and separate those that must stay."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from secateur.channels.attributes import Assumed, Name
 from secateur.channels.cost import CostRow
 from secateur.channels.example import Calls
 from secateur.channels.groups import ChannelGraph, ChannelGroup, FrozenChannels, Member, SizeAttribute, owner
 from secateur.channels.labels import Role, labels_of
-from secateur.channels.rules import Axis
+from secateur.channels.reasons import Kind, Reason
+from secateur.channels.rules.call import Axis
 from secateur.channels.sites import Site
-from secateur.channels.trace import Attribute, Leaf, Watch
+from secateur.channels.trace import Leaf, Watch
+
+NO_RULE = {Kind.UNKNOWN_OPERATOR, Kind.UNSUPPORTED}
+"""Why weights may stay before a layer uses them."""
 
 
 @dataclass(frozen=True)
@@ -48,27 +52,28 @@ class Slices:
 
 
 def build_graph(
-    watch: Watch, input_text: str, notes: tuple[str, ...], calls: Calls, untied: Set[Attribute] = frozenset()
+    watch: Watch, example: str, notes: tuple[str, ...], calls: Calls, partial: bool, assumed: Assumed = ()
 ) -> ChannelGraph:
-    """The channel graph of a watched run.
-
-    untied: attributes that may equal several numbers by chance; the graph has each of these numbers.
-    """
-    component = watch.table.channels(_ties_of_notes(watch, untied))
+    """The channel graph of a watched run, with the attributes that are assumed to count channels."""
+    counted = [(Name(module, attribute), codes) for module, attribute, codes in watch.counted]
+    counted += [(name, place.codes) for name, place in assumed]
+    known = {place for _, place in assumed}
+    frozen = [*watch.table.frozen, *((b.codes, b.reason) for b in watch.borders if not b.is_known(known))]
+    component = watch.table.channels(_ties_of(counted))
     num_components = int(component.max()) + 1 if component.numel() else 0
     slices = Slices.of(watch, component)
     active = torch.zeros(num_components, dtype=torch.bool, device="cpu")
     active[slices.component[slices.role >= Role.PASSES]] = True
-    reasons, why = _reasons(watch, component, num_components)
+    reasons, why = _reasons(frozen, component, num_components)
     pair_of = slices.component * len(slices.axes) + slices.axis
     by_component = torch.argsort(pair_of, stable=True)
     pairs, counts = torch.unique_consecutive(pair_of[by_component], return_counts=True)
     pair_component, pair_axis = pairs // len(slices.axes), pairs % len(slices.axes)
     whole = pair_component[(counts == slices.lengths[pair_axis]) & (active & (why < 0))[pair_component]]
-    reasons.append("hangs together with every other channel of its layer")
+    reasons.append(Reason(Kind.WHOLE_LAYER))
     why[whole] = len(reasons) - 1
     chosen = active & (why < 0)
-    group_of = _group(pair_component, pair_axis, counts, chosen)
+    group_of = number_groups(pair_component, pair_axis, counts, chosen)
     squeezed = {c for codes in watch.squeezed for c in component[labels_of(codes)].unique().tolist()}
     groups, channel_of = _gather(group_of, chosen, slices, by_component, _inexact(watch, component), squeezed)
 
@@ -79,21 +84,19 @@ def build_graph(
     axes = {names[number]: on_axis[number] for number in touched}
 
     wanted: list[Axis] = [axis for product in watch.products for axis in product.axes]
-    wanted += [note.codes for note in watch.notes]
+    wanted += [codes for _, codes in counted]
     unused = {leaf.name for leaf in watch.leaves.values() if not leaf.used}
     written = {leaf.name for leaf in watch.leaves.values() if leaf.written}
     gated, barred = watch.layers.settled(unused, written)
     wanted += [layer.codes for layer in (*gated, *barred)]
     found = iter(_channels_on(wanted, channel_of, component))
     products = [(p, tuple(next(found) for _ in p.axes)) for p in watch.products]
-    attributes: dict[Any, SizeAttribute] = {}
-    for number, (note, channels) in enumerate(zip(watch.notes, found, strict=False)):
-        key = (note.module, note.attribute, note.position)
+    attributes: dict[Name, SizeAttribute] = {}
+    for (name, codes), channels in zip(counted, found, strict=False):
         if channels is not None:
-            place = number if key[:2] in untied else key
-            attributes.setdefault(place, SizeAttribute(*key, size=note.codes.numel(), channels=channels))
+            attributes.setdefault(name, SizeAttribute(*name, size=codes.numel(), channels=channels))
     sites = [replace(layer.site, channels=on) for layer in gated if (on := next(found)) is not None]
-    obstacles = [(layer.obstacle or "", on) for layer in barred if (on := next(found)) is not None]
+    obstacles = [(layer.obstacle, on) for layer in barred if (on := next(found)) is not None]
     zeros = channel_of[component[labels_of(torch.cat([*watch.table.zeros, component[:0]]))]]
     final = [name for key in sorted(watch.layers.final) for name in watch.layers.filters[key].parameters]
     leaves = list(watch.leaves.values())
@@ -109,24 +112,26 @@ def build_graph(
         sites=tuple(sites),
         ungated=_ungated(groups, sites, obstacles),
         final=tuple(dict.fromkeys(final)),
-        input=input_text,
+        input=example,
         notes=notes,
         calls=calls,
+        partial=partial,
+        channel_of=channel_of[component],
         padded=tuple(group.name for group in groups if group.has_any(zeros)),
     )
 
 
-def _ungated(groups: Sequence[ChannelGroup], sites: list[Site], barred: list[tuple[str, Tensor]]) -> dict[str, str]:
-    """The groups that no factor can switch off, with the reason."""
+def _ungated(
+    groups: Sequence[ChannelGroup], sites: list[Site], barred: list[tuple[Reason | None, Tensor]]
+) -> dict[str, Reason]:
+    """The groups that cannot take a factor per channel, with the reason."""
     number = torch.repeat_interleave(torch.tensor([group.size for group in groups], dtype=torch.long, device="cpu"))
     covered = torch.zeros(len(groups), dtype=torch.bool, device="cpu")
     for site in sites:
         covered[number[site.channels[site.channels >= 0]]] = True
-    found = {
-        groups[index].name: "is not made by a layer whose weight could take up a factor"
-        for index in (~covered).nonzero()[:, 0].tolist()
-    }
+    found = {groups[index].name: Reason(Kind.NO_WEIGHT) for index in (~covered).nonzero()[:, 0].tolist()}
     for obstacle, channels in barred:
+        assert obstacle is not None
         for index in number[channels[channels >= 0]].unique().tolist():
             found[groups[index].name] = obstacle
     return found
@@ -154,12 +159,14 @@ def _size_row(leaf: Leaf, axes: dict[tuple[str, int], Tensor]) -> CostRow:
     return CostRow(leaf.name, "parameter", 1, shape, tuple(axes.get((leaf.name, d)) for d in range(len(shape))))
 
 
-def _reasons(watch: Watch, component: Tensor, num_components: int) -> tuple[list[str], Tensor]:
+def _reasons(
+    frozen: list[tuple[Tensor, Reason]], component: Tensor, num_components: int
+) -> tuple[list[Reason], Tensor]:
     """All reasons, and for every component the number of the first that freezes it, or -1."""
-    reasons = [reason for _, reason in watch.table.frozen]
+    reasons = [reason for _, reason in frozen]
     why = torch.full((num_components,), len(reasons), dtype=torch.long, device="cpu")
     if reasons:
-        codes = [codes.reshape(-1) for codes, _ in watch.table.frozen]
+        codes = [codes.reshape(-1) for codes, _ in frozen]
         lengths = torch.tensor([c.numel() for c in codes], device="cpu")
         numbers = torch.repeat_interleave(torch.arange(len(reasons), device="cpu"), lengths)
         why.scatter_reduce_(0, component[labels_of(torch.cat(codes))], numbers, "amin")
@@ -167,35 +174,39 @@ def _reasons(watch: Watch, component: Tensor, num_components: int) -> tuple[list
     return reasons, why
 
 
-def _inexact(watch: Watch, component: Tensor) -> dict[int, str]:
-    """The components that were admitted although removing is not zeroing, with the reason."""
-    found: dict[int, str] = {}
+def _inexact(watch: Watch, component: Tensor) -> dict[int, Reason]:
+    """The components that are allowed although removing is not zeroing, with the reason."""
+    found: dict[int, Reason] = {}
     for codes, reason in watch.table.inexact:
         for number in component[labels_of(codes)].unique().tolist():
             found.setdefault(number, reason)
     return found
 
 
-def _ties_of_notes(watch: Watch, untied: Set[Attribute]) -> list[tuple[Tensor, Tensor]]:
-    """An attribute seen at several places has one value: what it counts there goes together."""
-    first: dict[tuple[str, str, int | None], Tensor] = {}
-    pairs = [
-        (first.setdefault((note.module, note.attribute, note.position), note.codes), note.codes)
-        for note in watch.notes
-        if (note.module, note.attribute) not in untied
-    ]
-    return [(known, codes) for known, codes in pairs if known is not codes and known.shape == codes.shape]
+def _ties_of(counted: list[tuple[Name, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """An attribute has one value: what it counts at several places goes together."""
+    first: dict[Name, Tensor] = {}
+    pairs = [(first.setdefault(name, codes), codes) for name, codes in counted]
+    return [(known, codes) for known, codes in pairs if known is not codes]
 
 
-def _group(component: Tensor, axis: Tensor, counts: Tensor, chosen: Tensor) -> Tensor:
-    """Number the sets of components that have equally many slices on the same axes; -1 for those not chosen."""
-    signature = torch.zeros(chosen.numel(), dtype=torch.long, device="cpu")
-    mixed = (axis * 0x10001 + counts + 1) * 0x1E3779B97F4A7C15
-    mixed = (mixed ^ (mixed >> 29)) * 0x5851F42D4C957F2D
-    signature.index_add_(0, component, mixed ^ (mixed >> 31))
-    members = chosen.nonzero()[:, 0]
+def number_groups(component: Tensor, axis: Tensor, counts: Tensor, chosen: Tensor) -> Tensor:
+    """Number the sets of components that have equally many slices on the same axes; -1 for those not chosen.
+
+    component, axis, counts: for every component and axis that it lies on the number of its slices there, sorted.
+    """
+    slices = torch.stack([axis, counts], 1)
+    lengths = torch.bincount(component, minlength=chosen.numel())
+    starts = torch.cumsum(lengths, 0) - lengths
     result = torch.full(chosen.shape, -1, dtype=torch.long, device="cpu")
-    unique, inverse = torch.unique(signature[members], return_inverse=True)
+    members = chosen.nonzero()[:, 0]
+    number = torch.zeros_like(members)
+    for length in lengths[members].unique().tolist():
+        alike = lengths[members] == length
+        some = members[alike]
+        rows = slices[starts[some, None] + torch.arange(length, device="cpu")].reshape(some.numel(), -1)
+        number[alike] = rows.unique(dim=0, return_inverse=True)[1] + int(number.max()) + 1
+    unique, inverse = number.unique(return_inverse=True)
     first = torch.full(unique.shape, chosen.numel(), dtype=torch.long, device="cpu")
     first.scatter_reduce_(0, inverse, members, "amin")
     result[members] = torch.argsort(torch.argsort(first))[inverse]
@@ -207,7 +218,7 @@ def _gather(
     chosen: Tensor,
     slices: Slices,
     by_component: Tensor,
-    inexact: dict[int, str],
+    inexact: dict[int, Reason],
     squeezed: set[int],
 ) -> tuple[tuple[ChannelGroup, ...], Tensor]:
     """The groups, and for every component its channel number or -1."""
@@ -252,7 +263,7 @@ def _gather(
     return tuple(groups), channel_of
 
 
-def _frozen(slices: Slices, why: Tensor, reasons: list[str]) -> tuple[FrozenChannels, ...]:
+def _frozen(slices: Slices, why: Tensor, reasons: list[Reason]) -> tuple[FrozenChannels, ...]:
     """The filters that stay, layer by layer and reason by reason."""
     listed = [
         leaf.tensor.dim() > 1
@@ -265,7 +276,7 @@ def _frozen(slices: Slices, why: Tensor, reasons: list[str]) -> tuple[FrozenChan
     first = torch.tensor(
         [leaf.tensor.numel() > leaf.tensor.shape[0] and axis == 0 for leaf, axis in slices.axes], device="cpu"
     )
-    unknown = torch.tensor([reason.startswith("operator ") for reason in (*reasons, "")], device="cpu")
+    unknown = torch.tensor([*(reason.kind in NO_RULE for reason in reasons), False], device="cpu")
     on_list |= first[slices.axis] & (slices.role == Role.UNUSED) & unknown[why[slices.component]]
     stays = (on_list & (why[slices.component] >= 0)).nonzero()[:, 0]
     key = slices.axis[stays] * len(reasons) + why[slices.component[stays]]

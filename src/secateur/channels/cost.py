@@ -1,4 +1,4 @@
-"""What a network costs, and what each channel's removal would save.
+"""MACs and parameters of a network, and what the removal of each channel saves.
 
 A MAC is one multiply-add. MACs are counted for convolutions, linear layers and other matrix products, for the
 example input as given, batch included; torch's flop counter counts the same operators at two FLOPs per MAC.

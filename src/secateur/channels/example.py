@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from secateur.nested import map_tensors
 
 LEAVES = str, bytes, int, float, complex, type(None), type, range, torch.dtype, torch.device, nn.Module
-"""What holds no tensors that are the result of anything."""
+"""Types that hold no tensors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Example:
         return self.map(lambda t: twice(t) if t.dim() > 0 and t.shape[0] == batch else t)
 
     def batch(self, size: int, generator: torch.Generator | None = None) -> Example:
-        """The first of the batch that many times: of tensors whose first axis is that of the first tensor.
+        """The first sample repeated: of tensors whose first axis is that of the first tensor.
 
         generator: if given, fractions are drawn at random instead.
         """
@@ -79,7 +79,7 @@ class Example:
         return self.map(sized)
 
     def varied(self) -> Example:
-        """With noise on what is the same everywhere, such as zeros, from which little could be seen."""
+        """With noise on constant tensors, such as zeros, which would hide differences."""
         generator = torch.Generator(device="cpu").manual_seed(0)
 
         def vary(tensor: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class Example:
 
     @property
     def size(self) -> int:
-        """How many there are in the batch."""
+        """The batch size."""
         return next(iter(self.tensors[0].shape), 1)
 
     @property
@@ -110,7 +110,7 @@ Calls = dict[str, list[Example]]
 
 
 def tensors_within(value: Any) -> list[Tensor]:
-    """Every tensor in a nest of containers and plain objects, in order."""
+    """Every tensor in nested containers and plain objects, in order."""
     found: list[Tensor] = []
     seen: set[int] = set()
 
@@ -137,7 +137,7 @@ def tensors_within(value: Any) -> list[Tensor]:
 
 
 def in_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:
-    """In that precision if it holds fractions, complex ones too."""
+    """The tensor in that precision if it is floating-point or complex."""
     if tensor.is_complex():
         return tensor.to(torch.complex128 if precision == torch.float64 else torch.complex64)
     return tensor.to(precision) if tensor.is_floating_point() else tensor

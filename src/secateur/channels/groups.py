@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from secateur.channels.cost import Cost, CostRow, Formula, savings
 from secateur.channels.example import Calls
-from secateur.channels.labels import Role
+from secateur.channels.labels import Role, labels_of
+from secateur.channels.reasons import Reason
 from secateur.channels.sites import Site
-from secateur.errors import InvalidArgument, InvalidPlan, unknown_name
+from secateur.errors import InvalidSetting, unknown_name
 from secateur.words import counted
 
 
@@ -39,10 +41,10 @@ class ChannelGroup:
     size: int
     members: tuple[Member, ...]
     at_least: int
-    """How many channels must be kept: one, or two where the code drops axes of size one."""
+    """The fewest channels that can be kept: one, or two where the code drops axes of size one."""
     filters_per_channel: int
     """How many filters (rows of convolutions and linear layers) one channel removes."""
-    inexact: str | None
+    inexact: Reason | None
     """Why the masked and the shrunk network differ here, if they do."""
 
     @property
@@ -72,7 +74,7 @@ class FrozenChannels:
     tensor: str
     axis: int
     indices: Tensor
-    reason: str
+    reason: Reason
 
     @property
     def size(self) -> int:
@@ -81,7 +83,7 @@ class FrozenChannels:
 
 @dataclass(frozen=True)
 class SizeAttribute:
-    """A number that a module keeps for itself and that follows its channels."""
+    """A number of channels that a module keeps in an attribute."""
 
     module: str
     attribute: str
@@ -101,7 +103,7 @@ def owner(tensor: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class ChannelGraph:
-    """Everything in a network that hangs together. `print` it; `to_dict` is its JSON form."""
+    """Which channels of a network are coupled, and which must stay. `print` it; `to_dict` is its JSON form."""
 
     groups: tuple[ChannelGroup, ...]
     frozen: tuple[FrozenChannels, ...]
@@ -116,22 +118,21 @@ class ChannelGraph:
     sizes: tuple[CostRow, ...]
     """Parameters, one row per parameter."""
     sites: tuple[Site, ...]
-    """Where the channels' factors can sit."""
-    ungated: dict[str, str]
-    """Groups that no factor can switch off, with the reason."""
+    """Where factors per channel can be inserted."""
+    ungated: dict[str, Reason]
+    """Groups that cannot take a factor per channel, with the reason."""
     final: tuple[str, ...]
     """Parameters of the layers whose output is the model's."""
     input: str
-    """The example in words."""
+    """The shapes of the example, as text."""
     notes: tuple[str, ...] = ()
     calls: Calls = field(default_factory=dict, repr=False)
+    partial: bool = False
+    """Whether a forward pass may leave parts of the model out, as this one did or other values might."""
+    channel_of: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long), repr=False)
+    """For every label of the analysis its channel, or -1."""
     padded: tuple[str, ...] = ()
-    """Groups in whose place the forward pass makes zeros: how many, its code computes somehow."""
-
-    @property
-    def partial(self) -> bool:
-        """Whether a forward pass may leave parts of the model out."""
-        return bool(self.notes) or any("never used" in frozen.reason for frozen in self.frozen)
+    """Groups that the forward pass pads with zeros, whose number its code computes."""
 
     @property
     def num_channels(self) -> int:
@@ -143,6 +144,10 @@ class ChannelGraph:
         lengths = torch.tensor([channels.numel() for channels in self.axes.values()], dtype=torch.long, device="cpu")
         number = torch.repeat_interleave(torch.arange(lengths.numel(), device="cpu"), lengths)
         return torch.cat([*self.axes.values(), lengths[:0]]), number
+
+    def channels_at(self, axes: Iterable[Tensor]) -> Tensor:
+        """The channels on axes of the analysis, given by their codes."""
+        return self.channel_of[labels_of(torch.cat([self.channel_of[:0], *(codes.reshape(-1) for codes in axes)]))]
 
     def all_kept(self) -> Tensor:
         return torch.ones(self.num_channels, dtype=torch.bool, device="cpu")
@@ -209,7 +214,7 @@ class ChannelGraph:
                 return group
         frozen = [f for f in self.frozen if f.name == name]
         if frozen:
-            raise InvalidPlan(f"the channels of {name!r} must stay: each {frozen[0].reason}")
+            raise InvalidSetting(f"the channels of {name!r} must stay", got=frozen[0].reason)
         raise unknown_name("group", name, [g.name for g in self.groups])
 
     def to_dict(self) -> dict[str, Any]:
@@ -226,7 +231,7 @@ class ChannelGraph:
                     "size": g.size,
                     "filters_per_channel": g.filters_per_channel,
                     "exact": g.exact,
-                    "inexact": g.inexact,
+                    "inexact": g.inexact.to_dict() if g.inexact else None,
                     "members": [
                         {"tensor": m.tensor, "axis": m.axis, "role": m.role, "indices": m.indices.tolist()}
                         for m in g.members
@@ -235,10 +240,16 @@ class ChannelGraph:
                 for g in self.groups
             ],
             "frozen": [
-                {"name": f.name, "tensor": f.tensor, "axis": f.axis, "indices": f.indices.tolist(), "reason": f.reason}
+                {
+                    "name": f.name,
+                    "tensor": f.tensor,
+                    "axis": f.axis,
+                    "indices": f.indices.tolist(),
+                    "reason": f.reason.to_dict(),
+                }
                 for f in self.frozen
             ],
-            "ungated": self.ungated,
+            "ungated": {name: reason.to_dict() for name, reason in self.ungated.items()},
             "layers": [{"name": r.name, "kind": r.kind, "macs": r.value(self.all_kept())} for r in self.layers],
             "notes": list(self.notes),
         }
@@ -256,8 +267,8 @@ class ChannelGraph:
 
 
 def check_graph(graph: Any) -> ChannelGraph:
-    """Raise for what is no graph."""
+    """Raise for anything that is not a graph."""
     if not isinstance(graph, ChannelGraph):
-        kind = type(graph).__name__
-        raise InvalidArgument(f"a channel graph is wanted, got {kind}: make it with secateur.analyze(model, example)")
+        remedy = "Make one with secateur.analyze(model, example)"
+        raise InvalidSetting("this is not a channel graph", got=type(graph).__name__, remedy=remedy)
     return graph

@@ -3,7 +3,7 @@
 Every index of every axis of every parameter and buffer has an integer *label*. While the network runs, each axis of
 each activation carries a vector of *codes*, one per index: `2 * label + alive`. The label says which slice the element
 came from; `alive` is 1 if the element may be non-zero although its channel has been zeroed at the source.
-Operators tie labels (they go together) or freeze them (they stay, for a reason in words). A *channel* is one
+Operators tie labels (they go together) or freeze them (they stay, for a reason). A *channel* is one
 connected component of the ties.
 """
 
@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from secateur.channels.reasons import Reason
+
 
 class Role(IntEnum):
     """What a slice does for its channel; the masked model zeroes all but the consumers."""
@@ -28,7 +30,7 @@ class Role(IntEnum):
 
     @property
     def word(self) -> str:
-        """As plans and members say it; what no operator has marked is passed on."""
+        """The name in plans and members; slices without a role pass."""
         return "passes" if self is Role.UNUSED else self.name.lower()
 
 
@@ -45,21 +47,21 @@ def any_alive(codes: Tensor) -> bool:
 
 
 def with_alive(codes: Tensor, alive: Tensor | bool) -> Tensor:
-    """The same labels, with the alive bit set as told."""
+    """The same labels with this alive bit."""
     return (codes & ~1) | (alive.long() if isinstance(alive, Tensor) else int(alive))
 
 
 @dataclass
 class LabelTable:
-    """Hands out labels and remembers what was said of them, as codes, to be looked at in one go at the end."""
+    """Allocates labels, and records ties, roles and reasons, which are evaluated once at the end."""
 
     size: int = 0
     num_slices: int = 0
     """The first labels are those of slices of parameters and buffers, the others of what the forward pass makes."""
-    frozen: list[tuple[Tensor, str]] = field(default_factory=list)
-    inexact: list[tuple[Tensor, str]] = field(default_factory=list)
+    frozen: list[tuple[Tensor, Reason]] = field(default_factory=list)
+    inexact: list[tuple[Tensor, Reason]] = field(default_factory=list)
     zeros: list[Tensor] = field(default_factory=list)
-    """Zeros that the code has put next to channels, each time as many as it wanted."""
+    """Blocks of zeros that the code puts next to channels."""
     _ties: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _roles: dict[Role, list[Tensor]] = field(default_factory=dict)
 
@@ -73,11 +75,11 @@ class LabelTable:
         if codes is not others:
             self._ties.append((codes.reshape(-1), others.expand_as(codes).reshape(-1)))
 
-    def freeze(self, codes: Tensor, reason: str) -> None:
+    def freeze(self, codes: Tensor, reason: Reason) -> None:
         self.frozen.append((codes, reason))
 
-    def admit(self, codes: Tensor, reason: str) -> None:
-        """These may be cut, but masked and shrunk will differ, for this reason."""
+    def admit(self, codes: Tensor, reason: Reason) -> None:
+        """These may be cut although masked and shrunk differ, for this reason."""
         self.inexact.append((codes, reason))
 
     def has_slices(self, codes: Any) -> bool:
@@ -85,7 +87,7 @@ class LabelTable:
         return isinstance(codes, Tensor) and bool((labels_of(codes) < self.num_slices).any())
 
     def zeros_among(self, codes: Tensor) -> list[Tensor]:
-        """Those of `zeros` that are found here, as long as no other tensor has met them and told how many they are."""
+        """The blocks of `zeros` that are among these."""
         return [block for block in self.zeros if bool(torch.isin(labels_of(block), labels_of(codes)).any())]
 
     def mark(self, codes: Tensor, role: Role) -> None:

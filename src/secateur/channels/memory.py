@@ -1,4 +1,4 @@
-"""Who shares memory with whom: a write to one tensor changes what is known of the others."""
+"""Which tensors share memory: a write to one changes what is known of the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from secateur.channels.labels import is_alive, with_alive
-from secateur.channels.rules import UNIFORM, Axis, State
+from secateur.channels.reasons import Kind
+from secateur.channels.rules.call import UNIFORM, Axis, State
 
 if TYPE_CHECKING:
     from secateur.channels.trace import Watch
@@ -23,7 +24,7 @@ class Memory:
         self._families: dict[int, list[weakref.ref[Tensor]]] = {}
 
     def settle(self, tensor: Tensor, before: State | None) -> None:
-        """After a write: what shares the memory but is known differently can no longer be told apart."""
+        """After a write: freeze all tensors that share the memory if their axes no longer agree."""
         after = self.watch.state(tensor)
         relatives = [t for t in self._relatives(tensor) if t is not tensor]
         if after is None or not relatives:
@@ -35,9 +36,9 @@ class Memory:
             self.forget([tensor, *relatives], [after] if before is None else [before, after])
 
     def _spread(self, tensor: Tensor, after: State, relatives: list[Tensor]) -> bool:
-        """A part was written that has all channels, into what was zeros or parts of the same kind: all of it has them.
+        """A part with all channels was written into zeros, or into other such parts: now the whole has them.
 
-        So do padding by hand, circular padding, and what puts pixels between pixels.
+        As in padding by hand, circular padding, and interleaving of pixels.
         """
         carried = [dim for dim, axis in enumerate(after.axes) if isinstance(axis, Tensor)]
         states = [self.watch.state(other) for other in relatives]
@@ -59,7 +60,7 @@ class Memory:
         return True
 
     def _places(self, whole: Tensor, state: State | None, part: Tensor, carried: list[int]) -> list[int] | None:
-        """Where these axes of a part with channels lie in a tensor that it can be written into without another meaning.
+        """Which axes of the whole tensor these axes of a part are; None if that is not clear.
 
         An axis is known by its size and its steps in memory; a part may have fewer of them, as `x[:, :, 0]` has.
         """
@@ -80,7 +81,7 @@ class Memory:
         return found if state.zero or codes == found else None
 
     def relate(self, tensors: list[Tensor]) -> None:
-        """Tensors that share memory must be known as such, in case one is written to."""
+        """Remember that these tensors may share memory."""
         for tensor in tensors:
             if tensor.layout is not torch.strided:
                 continue
@@ -96,8 +97,8 @@ class Memory:
         return [t for ref in family if (t := ref()) is not None]
 
     def forget(self, tensors: list[Tensor], states: list[State]) -> None:
-        """A tensor was overwritten in part, or under another name: all channels involved stay."""
-        reason = self.watch.located("is in a tensor that is overwritten in part, in a way that is not followed")
+        """A tensor was overwritten in part, or through another tensor: all channels involved stay."""
+        reason = self.watch.reason(Kind.UNSUPPORTED, "a write into a part of a tensor")
         for tensor in tensors:
             state = self.watch.state(tensor)
             if state is not None:
@@ -109,7 +110,7 @@ class Memory:
 
 
 def _is_filled(tensor: Tensor, state: State | None) -> bool:
-    """Whether something is taken for granted of the values."""
+    """Whether the values are known to be uniform or zero."""
     if state is None:
         return False
     return state.zero or any(n > 1 and axis is UNIFORM for n, axis in zip(tensor.shape, state.axes, strict=True))

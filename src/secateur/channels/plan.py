@@ -1,4 +1,4 @@
-"""A plan: which channels of which group are kept. Plain data, checked against the graph."""
+"""A plan: which channels of each group are kept, as plain data that is checked against the graph."""
 
 from __future__ import annotations
 
@@ -7,23 +7,59 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from secateur.channels.cost import Cost, is_kept
+from secateur.channels.cuts import Cuts, Size, checked_indices
 from secateur.channels.groups import ChannelGraph, ChannelGroup, check_graph
-from secateur.errors import InvalidPlan
-from secateur.words import counted
+from secateur.errors import InvalidSetting
 
-VERSION = 2
-"""Of plan.json. Version 1 had no cuts; its groups are read as before."""
+FORMAT, VERSION = "secateur-plan", 2
+"""Of plans as JSON."""
+
+
+class Kept(NamedTuple):
+    """What is left of a group of that size."""
+
+    size: int
+    indices: list[int]
+
+
+@dataclass(frozen=True)
+class SavedPlan:
+    """A plan as it was saved: checked for form, but not against a network."""
+
+    groups: dict[str, Kept]
+    cuts: Cuts
+    data: dict[str, Any]
+    """All of it, with whatever else was saved along."""
+
+
+def read_plan(source: str | bytes | dict[str, Any]) -> SavedPlan:
+    """Read what `Plan.to_json` or `Plan.to_dict` has written; everything is checked."""
+    try:
+        data = source if isinstance(source, dict) else json.loads(source)
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise InvalidSetting("this is not a plan", wanted=f'JSON with "format": "{FORMAT}"')
+        if data.get("version") != VERSION:
+            raise InvalidSetting("this plan has another version", got=data.get("version"), wanted=VERSION)
+        groups = {
+            name: Kept(entry["size"], checked_indices(entry["kept"], entry["size"], f"group {name!r:.40}").tolist())
+            for name, entry in data["groups"].items()
+        }
+        return SavedPlan(groups, Cuts.from_dict(data["cuts"]), data)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, InvalidSetting):
+            raise
+        raise InvalidSetting("the plan is damaged", got=f"{type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Which channels stay. Build it with `keep`, `drop` or `from_json`, or from a boolean per channel.
+    """Which channels stay. Build it with `keep`, `random` or `from_json`, or from a boolean per channel.
 
     >>> import secateur, torch
     >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 2, 1))
@@ -42,20 +78,23 @@ class Plan:
         # A copy, since the caller's may be on a GPU, and may change.
         object.__setattr__(self, "kept", self.kept.detach().cpu().clone())
         if self.kept.dtype != torch.bool or self.kept.shape != (self.graph.num_channels,):
-            raise InvalidPlan(
-                f"a selection needs one boolean for each of the {self.graph.num_channels} channels, "
-                f"got {tuple(self.kept.shape)} of {self.kept.dtype}"
+            raise InvalidSetting(
+                "a selection is one boolean per channel",
+                got=f"{self.kept.dtype} of shape {tuple(self.kept.shape)}",
+                wanted=f"{self.graph.num_channels} booleans",
             )
         for group in self.graph.groups:
             left = int(self.kept[group.span].sum()) if group.at_least > 1 else group.at_least
             if left < group.at_least < group.size:
-                raise InvalidPlan(
-                    f"the code drops axes of size one: keep at least {group.at_least} channels of group {group.name!r}"
+                raise InvalidSetting(
+                    f"group {group.name!r} has too few channels, since the code drops axes of size one",
+                    got=left,
+                    wanted=f"at least {group.at_least}",
                 )
         emptied = sorted({tensor for (tensor, _), indices in self.remaining.items() if not indices.numel()})
         if emptied:
-            raise InvalidPlan(
-                f"the plan would leave nothing of {', '.join(emptied)}; keep at least one channel of each"
+            raise InvalidSetting(
+                f"the plan leaves nothing of {', '.join(emptied)}", remedy="Keep at least one channel of each"
             )
 
     @cached_property
@@ -84,10 +123,10 @@ class Plan:
         return cls(graph, kept)
 
     @classmethod
-    def drop(cls, graph: ChannelGraph, fraction: float = 0.3, seed: int = 0) -> Plan:
-        """Drop this fraction of every group at random: the nearest number, one at least, never all."""
+    def random(cls, graph: ChannelGraph, fraction: float = 0.3, seed: int = 0) -> Plan:
+        """Remove this fraction of every group at random: rounded, at least one, never all."""
         if not isinstance(fraction, int | float) or not 0 <= fraction < 1:
-            raise InvalidPlan(f"fraction must be at least 0 and below 1, got {fraction!r}")
+            raise InvalidSetting("fraction is out of range", got=fraction, wanted="at least 0 and below 1")
         generator = torch.Generator().manual_seed(seed)
         kept = check_graph(graph).all_kept()
         for group in graph.groups:
@@ -129,44 +168,49 @@ class Plan:
             stays[indices] = True
             yield tensor, axis, (~stays).nonzero()[:, 0].tolist(), self.graph.roles[tensor, axis].word
 
+    def cuts(self, since: Plan | None = None) -> Cuts:
+        """What the plan takes out of the network, as plain data.
+
+        since: the plan of the same graph by which the network has already been cut; this one must keep no more.
+        """
+        if since is not None and (since.graph is not self.graph or bool((self.kept & ~since.kept).any())):
+            raise InvalidSetting("the plan keeps channels that were cut before", remedy="Start from the whole network")
+        kept: dict[str, dict[int, Tensor]] = {}
+        for (name, axis), indices in self.remaining.items():
+            before = since.remaining.get((name, axis)) if since is not None else None
+            if before is None or before.numel() > indices.numel():
+                here = indices if before is None else torch.searchsorted(before, indices)
+                kept.setdefault(name, {})[axis] = here
+        whole = self.graph.all_kept() if since is None else since.kept
+        counts = [
+            (a, *(int(is_kept(a.channels, mask).sum()) for mask in (whole, self.kept))) for a in self.graph.attributes
+        ]
+        sizes = [Size(a.module, a.attribute, a.position, before, after) for a, before, after in counts]
+        shapes = {name: since.shape(name) if since is not None else self.graph.shapes[name] for name in kept}
+        return Cuts(shapes, kept, tuple(size for size in sizes if size.before != size.after))
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+        """Plain data, ready for JSON: the kept channels by group, and the cuts that need no graph."""
         groups = {
             group.name: {"size": group.size, "kept": indices.nonzero()[:, 0].tolist()}
             for group, indices in self._per_group()
             if not bool(indices.all())
         }
-        return {"format": "secateur-plan", "version": VERSION, "groups": groups}
+        return {"format": FORMAT, "version": VERSION, "groups": groups, "cuts": self.cuts().to_dict()}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict())
 
     @classmethod
-    def from_json(cls, graph: ChannelGraph, text: str) -> Plan:
-        """Read a plan written by `to_json` and check it against the graph."""
-        try:
-            data: Any = json.loads(text)
-        except (TypeError, ValueError) as error:
-            raise InvalidPlan(f"a plan is JSON, but: {error}") from None
-        if (
-            not isinstance(data, dict)
-            or data.get("format") != "secateur-plan"
-            or not isinstance(data.get("groups"), dict)
-        ):
-            raise InvalidPlan('this is not a plan: it lacks "format": "secateur-plan" or its "groups"')
-        if data.get("version") not in (1, VERSION):
-            raise InvalidPlan(f"this plan has version {data.get('version')!r}; this Secateur reads up to {VERSION}")
+    def from_json(cls, graph: ChannelGraph, source: str | bytes | dict[str, Any]) -> Plan:
+        """Read a plan written by `to_json` or `to_dict` and check it against the graph."""
+        check_graph(graph)
         kept: dict[str, list[int]] = {}
-        for name, entry in data["groups"].items():
-            if not isinstance(entry, dict) or not isinstance(entry.get("kept"), list):
-                raise InvalidPlan(f'group {name!r} of the plan needs "size" and "kept"')
-            size = check_graph(graph).group(name).size
-            if entry.get("size") != size:
-                raise InvalidPlan(
-                    f"group {name!r} has {counted(size, 'channel')} here and {entry.get('size')} in the plan: another "
-                    "network?"
-                )
-            kept[name] = entry["kept"]
+        for name, (size, indices) in read_plan(source).groups.items():
+            here = graph.group(name).size
+            if size != here:
+                raise InvalidSetting(f"the plan is of another network: group {name!r}", got=size, wanted=here)
+            kept[name] = indices
         return cls.keep(graph, kept)
 
     def __repr__(self) -> str:
@@ -176,23 +220,20 @@ class Plan:
 
 
 def _checked(group: ChannelGroup, indices: Any) -> list[int]:
+    what = f"the channels to keep of group {group.name!r}"
     chosen = indices.tolist() if hasattr(indices, "tolist") else indices  # of torch or numpy
     if not isinstance(chosen, Iterable):
-        raise InvalidPlan(f"the channels to keep of group {group.name!r} are a list of numbers, got {chosen!r}")
+        raise InvalidSetting(f"{what} are not a list", got=chosen)
     chosen = list(chosen)
     if any(isinstance(index, bool) for index in chosen):
-        raise InvalidPlan(
-            f"the channels to keep of group {group.name!r} are numbers, got a mask: pass mask.nonzero()[:, 0]"
-        )
+        raise InvalidSetting(f"{what} are a mask", wanted="indices", remedy="Pass mask.nonzero()[:, 0]")
     for index in chosen:
         if not hasattr(index, "__index__") or not 0 <= operator.index(index) < group.size:
-            raise InvalidPlan(f"group {group.name!r} has channels 0 to {group.size - 1}, but the plan keeps {index!r}")
+            raise InvalidSetting(f"{what} do not exist", got=index, wanted=f"indices from 0 to {group.size - 1}")
     chosen = [operator.index(index) for index in chosen]
     if len(set(chosen)) < len(chosen):
-        raise InvalidPlan(f"the plan keeps a channel of group {group.name!r} twice: {chosen!r:.80}")
+        raise InvalidSetting(f"{what} are named twice", got=f"{chosen!r:.80}")
     if not chosen:
         layers = ", ".join(group.layers) or group.name
-        raise InvalidPlan(
-            f"the plan would leave nothing of {layers}; keep at least one channel of group {group.name!r}"
-        )
+        raise InvalidSetting(f"the plan leaves nothing of {layers}", remedy="Keep at least one channel of each group")
     return chosen

@@ -1,9 +1,9 @@
 """The probe: cut a little of every group, run, and compare with the masked network.
 
-Labels cannot see sizes that Python code writes down (`split([8, 8])`, `view(-1, 576)`) or computes from a shape. What
-raises or differs when cut is frozen, with the error as its reason. All groups are cut at once, each by another number
-than its like, first to see whether the forward pass runs at all, without the arithmetic, then to compare numbers; only
-on failure are the guilty ones looked for.
+Labels do not know sizes that Python code states (`split([8, 8])`, `view(-1, 576)`) or computes from a shape. Groups
+that raise or differ when cut are frozen, with the error as the reason. All groups are cut at once, groups of equal size
+by different numbers: first without the arithmetic, to see whether the forward pass runs, then to compare numbers. Only
+on failure are the groups searched for the ones that cause it.
 """
 
 from __future__ import annotations
@@ -12,39 +12,37 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, combinations
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from secateur.channels.amounts import Amounts, equal_widths, leaves_one, other_ways, parted, unequal_amounts
-from secateur.channels.groups import ChannelGraph, ChannelGroup, SizeAttribute
+from secateur.channels.groups import ChannelGraph, ChannelGroup
 from secateur.channels.guard import explain
 from secateur.channels.plan import Plan
+from secateur.channels.reasons import Kind, Reason
 from secateur.channels.rehearsal import real, run
 from secateur.channels.shapes import ShapesOnly
 from secateur.channels.shrink import copy_model, shrink_
-from secateur.channels.trace import Attribute
 from secateur.channels.verify import NUDGES, compare, precision_for
 from secateur.words import counted
 
 Where = Literal["anywhere", "first", "last"]
-"""Which channels of a group are cut."""
-NO_COPY = (
-    "a copy of the model does not run (a hook or lambda that holds the model holds the original: make it a method)"
-)
+"""Which channels of a group to cut."""
+HOLDS_ORIGINAL = "a hook or lambda that holds the model holds the original, make it a method"
+SHARED = Reason(Kind.NOT_COPIED, "it would run layers of the original, since a module keeps a function that calls them")
 HIDES = 1e-3
-"""Tensors with nothing larger in them would hide what is behind them."""
+"""Tensors with only smaller values would hide differences behind them."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a cut does not work, and the innermost module that was running, where known."""
+    """Why a cut fails, and the innermost module that was running, where known."""
 
-    reason: str
+    reason: Reason
     module: str | None = None
 
 
@@ -54,14 +52,13 @@ class Probe:
 
     model: nn.Module
     graph: ChannelGraph
-    say: Callable[[str], None]
+    say: Callable[[str], object]
 
-    def failures(self) -> dict[str, str]:
-        """The groups that cannot be cut after all, by name, with the reason."""
+    def failures(self) -> dict[str, Reason]:
+        """The groups that cannot be cut, by name, with the reason."""
         if self._shares():
-            reason = "would run in every copy: a function that a module keeps calls layers, instead of a method"
-            return {group.name: reason for group in self._groups}
-        found: dict[str, str] = {}
+            return {group.name: SHARED for group in self._groups}
+        found: dict[str, Reason] = {}
         attempts = deque(self._attempts())
         passed = 0
         while passed < len(attempts):
@@ -69,13 +66,13 @@ class Probe:
             groups = [group for group in self._groups if group.name not in found]
             failed = self._search(groups, lambda some, a=attempt, n=amounts, w=where: a(self._plan(some, n, w)))
             found.update(failed)
-            # What works together with others need not work without them.
+            # Groups that work together with others may fail without them.
             passed = 1 if failed else passed + 1
             attempts.rotate(-1)
         return found
 
     def _shares(self) -> bool:
-        """Whether a copy runs layers of the model it was copied from, as functions do that hold them in a closure."""
+        """Whether a copy runs layers of the original model, e.g. by a function that holds them in a closure."""
         if self._is_meta:
             return False
         tensors = [*self.model.parameters(), *self.model.buffers()]
@@ -84,9 +81,12 @@ class Probe:
             return any(seen.addresses & addresses for seen in self._whole)
         return False
 
-    def passes(self) -> bool:
-        """Whether all groups can be cut."""
-        return all(attempt(self._plan(self._groups, n, where)) is None for attempt, n, where in self._attempts())
+    def first_failure(self) -> Failure | None:
+        """What goes wrong first when all groups are cut."""
+        if self._shares():
+            return Failure(SHARED)
+        tried = (attempt(self._plan(self._groups, amounts, where)) for attempt, amounts, where in self._attempts())
+        return next((failure for failure in tried if failure is not None), None)
 
     def _attempts(self) -> list[tuple[Callable[[Plan], Failure | None], Amounts, Where]]:
         """Ways to try a cut, how much to cut of each group, and where: a single channel, then more or less of each than
@@ -105,67 +105,20 @@ class Probe:
         return [
             *((self.runs, amounts, "anywhere") for amounts in shapes),
             *((self.agrees, amounts, "anywhere") for amounts in compared),
-            # Code that puts zeros elsewhere at another width may be right by luck where groups are cut anywhere.
+            # Code that moves zeros at another width may be right by luck where groups are cut anywhere.
             *((self.roughly_agrees, unequal[0], where) for where in ("first", "last") if self.graph.padded),
             *((self.roughly_agrees, amounts, "anywhere") for amounts in alike),
             *((self.goes_alike, amounts, "anywhere") for amounts in ways if any(amounts.values())),
         ]
 
-    def plain(self) -> ChannelGraph | None:
-        """The graph without attributes, but those of torch's own layers, if all groups can be cut without."""
-        own = self._own_attributes
-        graph = self._without(own)
-        return graph if own and replace(self, graph=graph).passes() else None
-
-    def needless(self, untie: Callable[[set[Attribute]], ChannelGraph]) -> set[Attribute]:
-        """The attributes that equal a number of channels by chance: what they count can be cut without them.
-
-        untie: the graph in which these attributes tie nothing.
-        """
-        kinds: dict[type[nn.Module], list[Attribute]] = {}
-        for attribute in self._own_attributes:
-            kind = type(self.model.get_submodule(attribute.module))
-            kinds.setdefault(kind, []).append((attribute.module, attribute.attribute))
-        found: set[Attribute] = set()
-        for alike in kinds.values():
-            names = list(dict.fromkeys(name for _, name in alike))
-            left: set[Attribute] = set()
-            # As few as will do: two numbers of channels are usual; of more, what can go one after the other.
-            for kept in chain.from_iterable(combinations(names, count) for count in range(3)):
-                left = {attribute for attribute in alike if attribute[1] not in kept}
-                if not left or self._works_without(left, untie(left)):
-                    break
-            else:
-                left = set()
-                for name in names:
-                    more = left | {attribute for attribute in alike if attribute[1] == name}
-                    left = more if self._works_without(more, untie(more)) else left
-            found |= left
-        return found
-
-    def _works_without(self, attributes: set[Attribute], graph: ChannelGraph) -> bool:
-        """Whether what these count in this graph can be cut while they stay what they are."""
-        counting = [a for a in graph.attributes if (a.module, a.attribute) in attributes]
-        channels = torch.cat([torch.empty(0), *(a.channels for a in counting)])
-        tried = replace(self, graph=graph)
-        groups = [group for group in tried._groups if group.has_any(channels)]
-        unequal, without = unequal_amounts(tried._groups), tried._without(counting)
+    def works(self, channels: Tensor) -> Failure | None:
+        """A quick answer for the groups of these channels: whether they can be cut without the others."""
+        groups = [group for group in self._groups if group.has_any(channels)]
+        unequal = unequal_amounts(self._groups)
         ways = [unequal[0], *([unequal[-1]] if leaves_one(groups, unequal[0]) else [])]
-        plans = [replace(tried, graph=without)._plan(groups, amounts) for amounts in ways]
-        attempts = [tried.runs] if tried._is_meta else [tried.runs, tried.roughly_agrees]
-        return bool(groups) and all(attempt(plan) is None for plan in plans for attempt in attempts)
-
-    def _without(self, attributes: list[SizeAttribute]) -> ChannelGraph:
-        out = {id(attribute) for attribute in attributes}
-        return replace(self.graph, attributes=tuple(a for a in self.graph.attributes if id(a) not in out))
-
-    def is_own(self, module: str) -> bool:
-        """Whether this is not one of torch's modules, whose layers know what they count."""
-        return not type(self.model.get_submodule(module)).__module__.startswith("torch.")
-
-    @property
-    def _own_attributes(self) -> list[SizeAttribute]:
-        return [attribute for attribute in self.graph.attributes if self.is_own(attribute.module)]
+        attempts = [self.runs] if self._is_meta else [self.runs, self.roughly_agrees]
+        plans = [self._plan(groups, amounts) for amounts in ways]
+        return next((failure for plan in plans for attempt in attempts if (failure := attempt(plan))), None)
 
     @property
     def _groups(self) -> list[ChannelGroup]:
@@ -196,12 +149,13 @@ class Probe:
                     with ShapesOnly():
                         run(work, example, mode, values=False)
                 except Exception:
-                    # Some operators cannot do with zeros: only what fails with the arithmetic has failed.
+                    # Some operators fail on zeros: only an error with the arithmetic counts.
                     run(work, example, mode)
             except Exception as error:
-                # Whatever a user's forward pass raises on other sizes is the answer that is looked for.
-                cause = "the forward pass uses a fixed size" if plan.remaining else NO_COPY
-                return Failure(f"{cause}: {explain(error)}", _running(error))
+                # Any error of the user's forward pass is an answer.
+                if plan.remaining:
+                    return Failure(Reason(Kind.FIXED_SIZE, explain(error)), _running(error))
+                return Failure(Reason(Kind.NOT_COPIED, f"{explain(error)} ({HOLDS_ORIGINAL})"))
         return None
 
     def goes_alike(self, plan: Plan) -> Failure | None:
@@ -210,7 +164,7 @@ class Probe:
             cut = self._watched(shrink_(copy_model(self.model), plan))
             same = [seen.names for seen in cut] == [seen.names for seen in self._whole]
         except Exception:
-            # What fails for another reason than missing values fails in the comparison too.
+            # An error that is not due to missing values shows up in the comparison too.
             same = False
         return None if same else self.agrees(plan)
 
@@ -228,7 +182,7 @@ class Probe:
         return found
 
     def roughly_agrees(self, plan: Plan) -> Failure | None:
-        """The same in half the time, for what makes a large difference if any."""
+        """The same in half the time, where differences are large if there are any."""
         return self.agrees(plan, torch.float32, nudges=0) and self.agrees(plan)
 
     def agrees(self, plan: Plan, precision: torch.dtype | None = None, nudges: int = NUDGES) -> Failure | None:
@@ -238,17 +192,16 @@ class Probe:
             calls = self.graph.calls
             result = compare(self.model, plan, calls, precision=precision, prepare=perturb_, nudges=nudges)
         except Exception as error:
-            return Failure(f"the forward pass uses a fixed size: {explain(error)}", _running(error))
+            return Failure(Reason(Kind.FIXED_SIZE, explain(error)), _running(error))
         if plan.exact and not result.agrees:
-            change = f"changes the result by {result.difference:.1e} when removed"
-            return Failure(f"{change}: the code depends on the number of channels")
+            return Failure(Reason(Kind.DIFFERS, f"{result.difference:.1e}"))
         return None
 
     def _search(
         self, groups: list[ChannelGroup], attempt: Callable[[Sequence[ChannelGroup]], Failure | None]
-    ) -> dict[str, str]:
-        """Freeze guilty groups until the rest works together."""
-        found: dict[str, str] = {}
+    ) -> dict[str, Reason]:
+        """Find failing groups until the rest works together."""
+        found: dict[str, Reason] = {}
         while groups:
             failure = attempt(groups)
             if failure is None:
@@ -264,8 +217,8 @@ class Probe:
 
 def _bisect(
     groups: Sequence[ChannelGroup], attempt: Callable[[Sequence[ChannelGroup]], Failure | None]
-) -> dict[str, str]:
-    """Of these groups, those that fail in ever smaller company."""
+) -> dict[str, Reason]:
+    """The groups that fail alone, found by bisection."""
     failure = attempt(groups) if groups else None
     if failure is None:
         return {}
@@ -278,7 +231,7 @@ def _bisect(
 def _smallest(
     groups: Sequence[ChannelGroup], attempt: Callable[[Sequence[ChannelGroup]], Failure | None]
 ) -> Sequence[ChannelGroup]:
-    """Of groups that fail together only: as few as still do."""
+    """Of groups that fail only together: as few as still fail."""
     step = len(groups) // 2
     while step:
         rests = ([*groups[:start], *groups[start + step :]] for start in range(0, len(groups), step))
@@ -309,8 +262,8 @@ def _running(error: BaseException) -> str | None:
 def perturb_(model: nn.Module) -> None:
     """Move every weight a little, so that zero-initialised branches cannot hide a wrong cut.
 
-    Towards zero, and by its own size: what must stay below one does, and masks of -1e9 or -inf drown nothing else. But
-    layer scales of 1e-5 are as good as zero.
+    Towards zero and in proportion, so that values below one stay below one, and masks of -1e9 or -inf do not dominate.
+    Layer scales of 1e-5 count as zero.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
     for tensor in map(real, [*model.parameters(), *model.buffers()]):

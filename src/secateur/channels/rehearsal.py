@@ -1,9 +1,7 @@
-"""A forward pass that can be repeated and compared: nothing is left to chance, and what led to the result is noted."""
+"""A deterministic forward pass that records intermediate results, so that two networks can be compared."""
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,10 +12,11 @@ from torch import Tensor, nn
 from secateur.channels.example import Example, tensors_within
 from secateur.channels.guard import undisturbed
 from secateur.channels.shapes import PRODUCTS, EagerMode, has_mask
+from secateur.randomness import seed_all
 
 CHOICES = ("topk", "sort", "argmax", "argmin", "torchvision::nms")
 SHIFTED = {"addmm": "mm", "baddbmm": "bmm"}
-"""Products to which something is added, by what they are without: which of the two a linear layer is, torch decides."""
+"""Products with an addition, and the plain product: torch decides which of the two a linear layer runs."""
 MEANS = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0, "exponential_": 1.0}
 
 
@@ -48,16 +47,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a forward pass gave, and what led to it."""
+    """The outputs of a forward pass, and the steps that led to them."""
 
     outputs: list[Tensor]
     steps: list[Product | Choice]
     floating: list[bool]
-    """Of the outputs, which are not whole numbers."""
+    """For each output whether it is floating-point."""
 
     @property
     def blind(self) -> bool:
-        """Whether the outputs say little about what led to them: classes, masks, zeros, or nothing but NaN."""
+        """Whether the outputs tell little about the steps: classes, masks, zeros, or only NaN."""
         telling = [output for output, floating in zip(self.outputs, self.floating, strict=True) if floating]
         return not any(bool(output.nan_to_num(0, 0, 0).any()) for output in telling)
 
@@ -70,12 +69,12 @@ class Outcome:
         return [self.steps[place].sums for place in places]
 
     def without(self, places: Set[int]) -> Outcome:
-        """The same, with nothing noted of the steps at these places."""
+        """The same outcome without the steps at these places."""
         return replace(self, steps=[step for place, step in enumerate(self.steps) if place not in places])
 
 
 class Record(EagerMode):
-    """Notes products and choices, and gives expected values for random numbers: dropout lets everything pass."""
+    """Records products and choices, and replaces random numbers by their mean: dropout does nothing."""
 
     def __init__(self, precision: torch.dtype | None) -> None:
         super().__init__()
@@ -91,8 +90,8 @@ class Record(EagerMode):
         trained = {"native_dropout": 2, "rrelu_with_noise": 4}.get(name)
         product = None
         if name in SHIFTED and "out" not in kwargs:
-            # By itself: to take off again what was added would leave the rounding of that. What has no weight may be
-            # memory that was never filled.
+            # The product alone: subtracting the summand would leave its rounding. A summand with weight 0 may be
+            # uninitialised memory.
             product = func(*args, **{**kwargs, "beta": 0})
             beta = kwargs.get("beta", 1)
             out = product + beta * args[0] if beta else product
@@ -139,8 +138,8 @@ def run(
 ) -> Outcome:
     """A forward pass in evaluation or training mode, without dropout.
 
-    values: whether what the model's tensors hold matters afterwards.
-    precision: code that asks for less, as x.half() does, gets this.
+    values: whether the values of the model's tensors are restored.
+    precision: replaces a lower one that the code asks for, as x.half() does.
     """
     with undisturbed(model, values), Record(precision) as record:
         model.train(mode == "train")
@@ -148,10 +147,7 @@ def run(
             named = "drop" in type(module).__name__.lower() or type(module).__name__ == "StochasticDepth"
             if named and not any(module.children()):
                 module.eval()
-        torch.manual_seed(0)
-        random.seed(0)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(0)
+        seed_all(0)
         output = example.copied()(model)
     found = tensors_within(output)
     floating = [tensor.is_floating_point() or tensor.is_complex() for tensor in found]

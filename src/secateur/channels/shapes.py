@@ -1,4 +1,4 @@
-"""Run a network without its arithmetic: what happens to shapes is seen at a fraction of the time."""
+"""Run a network without its arithmetic: only shapes are right, at a fraction of the time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_leaves
 PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm")
 """The operators that multiply and add."""
 SIZED = ("view", "shape", "expand", "slice", "split", "narrow", "select", "strided", "repeat", "empty", "zeros", "ones")
-"""In the names of operators whose whole numbers are sizes and places, which are others at other widths."""
+"""Parts of the names of operators whose integers are sizes or positions, which change with the width."""
 
 
 class EagerMode(TorchDispatchMode):
-    """A dispatch mode for code that is not compiled: it need not load the compiler, which takes seconds."""
+    """A dispatch mode that does not load the compiler, which takes seconds."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -56,13 +56,13 @@ def memory_format(tensor: Tensor) -> torch.memory_format:
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """The same numbers with channels last in memory, where the tensor is of images or of volumes."""
+    """The tensor in channels_last memory format, if it holds images or volumes."""
     wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
     return tensor if wanted is None else tensor.contiguous(memory_format=wanted)
 
 
 def _numbers(operator: str, args: tuple[Any, ...], values: list[Any]) -> list[Any]:
-    """Those that count no channels: what a convolution or a pooling looks at and how it steps, factors and so on."""
+    """Arguments that do not depend on the width: kernel sizes, strides, factors and so on."""
     if operator == "convolution":
         return [args[1].shape[2:], *args[3:6]]
     kinds = float if any(word in operator for word in SIZED) else (int, float, str)
@@ -77,7 +77,7 @@ class ShapesOnly(EagerMode):
         self.names: list[str] = []
         """The operators that were run."""
         self.addresses: set[int] = set()
-        """Where the tensors lie that they were given."""
+        """Memory addresses of their arguments."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

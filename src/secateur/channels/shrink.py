@@ -8,16 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils._pytree import tree_leaves
 
-from secateur.channels.cost import is_kept
+from secateur.channels.bookkeeping import refresh
+from secateur.channels.cuts import Cuts
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.guard import check_module
 from secateur.channels.plan import Plan
 from secateur.channels.shapes import memory_format
-from secateur.errors import InvalidArgument, InvalidModel, InvalidOptimizer, InvalidPlan
+from secateur.errors import InvalidModel, InvalidSetting
 
 
 def shrink(model: nn.Module, plan: Plan) -> nn.Module:
@@ -25,105 +24,56 @@ def shrink(model: nn.Module, plan: Plan) -> nn.Module:
     return shrink_(copy_model(model), plan)
 
 
-def copy_model(model: nn.Module) -> nn.Module:
-    check_module(model)
-    # What a forward pass has left in the modules, as weight_norm does, torch copies only without its history.
-    left = [tensor for module in model.modules() for tensor in tree_leaves(vars(module)) if _has_history(tensor)]
-    try:
-        return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in left})
-    except Exception as error:
-        remedy = "go without copies: analyze(probe=False) and shrink_"
-        raise InvalidModel(f"{type(model).__name__} cannot be copied: {error}. Remedy: {remedy}") from error
-
-
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer, also those that a state dict leaves out, under one name each."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def tensors_for(model: nn.Module, plan: Plan, since: Plan | None = None) -> dict[str, Tensor]:
-    """The same; raises if the plan was made for another network."""
-    check_module(model)
-    if not isinstance(plan, Plan):
-        kind = type(plan).__name__
-        raise InvalidArgument(f"a plan is wanted, got {kind}: make it with secateur.Plan.keep(graph, ...) or Plan.drop")
-    return matching_tensors(model, plan.graph, since)
-
-
-def matching_tensors(model: nn.Module, graph: ChannelGraph, since: Plan | None = None) -> dict[str, Tensor]:
-    """The same; raises if the graph is of another network."""
-    tensors = tensors_of(model)
-    for name, shape in graph.shapes.items():
-        if name not in tensors:
-            raise InvalidPlan(f"the graph is of another network: it has {name!r}, which this one lacks")
-        wanted, found = since.shape(name) if since is not None else shape, tuple(tensors[name].shape)
-        if found != wanted:
-            raise InvalidPlan(
-                f"the graph is of another network: it has {name!r} of shape {wanted}, found {found}: already cut?"
-            )
-    new = next((name for name, p in model.named_parameters() if p.dim() and name not in graph.shapes), None)
-    if new is not None:
-        remedy = "merge_gates_ first" if new.endswith("gate_phi") else "analyse it anew"
-        raise InvalidPlan(f"the graph is of another network: it lacks {new!r}, which this one has: {remedy}")
-    return tensors
-
-
-def _has_history(value: Any) -> bool:
-    return isinstance(value, Tensor) and not value.is_leaf
-
-
-@torch.no_grad()
 def shrink_(
     model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None = None, since: Plan | None = None
 ) -> nn.Module:
-    """Cut the model in place and return it.
-
-    Parameters and buffers remain the same objects with smaller contents, so that tied ones stay tied and the optimizer
-    keeps its hold on them; gradients and the optimizer's per-element state are cut by the same indices.
+    """Cut the model in place and return it; see `cut_`.
 
     since: the plan of the same graph by which the model has already been cut; this one must keep no more.
     """
-    tensors = tensors_for(model, plan, since)
-    cuts = cuts_between(plan, since)
+    check_plan(model, plan, since)
+    return cut_(model, plan.cuts(since), optimizer)
+
+
+@torch.no_grad()
+def cut_(model: nn.Module, cuts: Cuts, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
+    """Apply cuts to the model in place and return it; raises before anything is changed.
+
+    Parameters and buffers remain the same objects with smaller contents, so that tied ones stay tied and the optimizer
+    keeps its hold on them; gradients and the optimizer's per-element state are cut by the same indices.
+    """
+    tensors, modules = tensors_of(model), dict(model.named_modules())
+    _check_shapes(tensors, cuts.shapes)
+    for size in cuts.sizes:
+        if (found := size.read(modules.get(size.module))) != size.before:
+            what = f"the plan is of another network: {size.module}.{size.attribute} has changed"
+            raise InvalidSetting(what, got=found, wanted=size.before)
     if optimizer is not None:
-        check_optimizer(optimizer, {name: tensors[name] for name in cuts})
-    for name, indices in cuts.items():
-        tensor = tensors[name]
-        shape = tensor.shape
-        if optimizer is not None:
-            _cut_optimizer(optimizer, tensor, indices)
-        gradient = tensor.grad
-        tensor.grad = None
-        smaller = cut(tensor.data, shape, indices)
-        if isinstance(tensor, nn.Parameter) and (tensor.is_floating_point() or tensor.is_complex()):
-            # A loss of an earlier step may still be around, and with it what autograd noted about the old shape.
-            # Torch drops that note on a change of type.
-            kinds = (torch.complex64, torch.complex128) if tensor.is_complex() else (torch.float16, torch.float32)
-            tensor.data = smaller.new_empty(0, dtype=kinds[tensor.dtype == kinds[0]])
-        tensor.data = smaller
-        if gradient is not None:
-            tensor.grad = cut(gradient, shape, indices)
-    modules = dict(model.named_modules())
-    for attribute in plan.graph.attributes:
-        count = int(is_kept(attribute.channels, plan.kept).sum())
-        if count != attribute.size:
-            set_size(modules[attribute.module], attribute.attribute, attribute.position, count)
+        check_optimizer(optimizer, {name: tensors[name] for name in cuts.kept})
+    for name, indices in cuts.kept.items():
+        _cut_tensor(tensors[name], indices, optimizer)
+    for size in cuts.sizes:
+        size.set_(modules[size.module])
     for module in modules.values():
         refresh(module)
     return model
 
 
-def cuts_between(plan: Plan, since: Plan | None) -> dict[str, dict[int, Tensor]]:
-    """The indices to keep, by tensor and axis, counted in the network as it stands."""
-    if since is not None and (since.graph is not plan.graph or bool((plan.kept & ~since.kept).any())):
-        raise InvalidPlan("the plan keeps channels that were cut before: start from the whole network")
-    cuts: dict[str, dict[int, Tensor]] = {}
-    for (name, axis), indices in plan.remaining.items():
-        before = since.remaining.get((name, axis)) if since is not None else None
-        if before is None or before.numel() > indices.numel():
-            here = indices if before is None else torch.searchsorted(before, indices)
-            cuts.setdefault(name, {})[axis] = here
-    return cuts
+def _cut_tensor(tensor: Tensor, indices: dict[int, Tensor], optimizer: torch.optim.Optimizer | None) -> None:
+    shape = tensor.shape
+    if optimizer is not None:
+        _cut_optimizer(optimizer, tensor, indices)
+    gradient = tensor.grad
+    tensor.grad = None
+    smaller = cut(tensor.data, shape, indices)
+    if isinstance(tensor, nn.Parameter) and (tensor.is_floating_point() or tensor.is_complex()):
+        # A loss of an earlier step may still be around, and with it what autograd noted about the old shape.
+        # Torch drops that note on a change of type.
+        kinds = (torch.complex64, torch.complex128) if tensor.is_complex() else (torch.float16, torch.float32)
+        tensor.data = smaller.new_empty(0, dtype=kinds[tensor.dtype == kinds[0]])
+    tensor.data = smaller
+    if gradient is not None:
+        tensor.grad = cut(gradient, shape, indices)
 
 
 def cut(tensor: Tensor, shape: torch.Size, indices: dict[int, Tensor]) -> Tensor:
@@ -135,17 +85,63 @@ def cut(tensor: Tensor, shape: torch.Size, indices: dict[int, Tensor]) -> Tensor
     return tensor.contiguous(memory_format=layout)
 
 
+def copy_model(model: nn.Module) -> nn.Module:
+    check_module(model)
+    # Tensors that a forward pass has left in the modules, as weight_norm does, can be copied without history only.
+    left = [tensor for module in model.modules() for tensor in tree_leaves(vars(module)) if _has_history(tensor)]
+    try:
+        return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in left})
+    except Exception as error:
+        remedy = "Work without copies: analyze(probe=False) and shrink_"
+        raise InvalidModel(f"{type(model).__name__} cannot be copied", got=error, remedy=remedy) from error
+
+
+def _has_history(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_leaf
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer, also those that a state dict leaves out, under one name each."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def check_plan(model: nn.Module, plan: Plan, since: Plan | None = None) -> None:
+    """Raise if the plan was made for another network than this, as it was cut by `since`."""
+    check_module(model)
+    if not isinstance(plan, Plan):
+        remedy = "Make a plan with secateur.Plan.keep(graph, ...) or Plan.random"
+        raise InvalidSetting("this is not a plan", got=type(plan).__name__, remedy=remedy)
+    check_same_network(model, plan.graph, since)
+
+
+def check_same_network(model: nn.Module, graph: ChannelGraph, since: Plan | None = None) -> None:
+    """Raise if the graph is of another network than this, as it was cut by `since`."""
+    _check_shapes(tensors_of(model), {n: since.shape(n) for n in graph.shapes} if since is not None else graph.shapes)
+    new = next((name for name, p in model.named_parameters() if p.dim() and name not in graph.shapes), None)
+    if new is not None:
+        raise InvalidSetting(f"the model has {new!r}, which the graph lacks", remedy="Analyse the model again")
+
+
+def _check_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for name, shape in shapes.items():
+        if name not in tensors:
+            raise InvalidSetting(f"the plan is of another network: it has {name!r}, which the model lacks")
+        if (found := tuple(tensors[name].shape)) != shape:
+            what = f"the plan is of another network, or this one is already cut: {name!r}"
+            raise InvalidSetting(what, got=found, wanted=shape)
+
+
 def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
-    """Raise if the optimizer keeps something of these parameters that could not be cut along."""
+    """Raise if the optimizer keeps something of these parameters that cannot be cut along."""
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidOptimizer(f"the optimizer is one of torch.optim.Optimizer, got {type(optimizer).__name__}")
+        raise InvalidSetting("this is not an optimizer", got=type(optimizer).__name__, wanted="torch.optim.Optimizer")
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
             if not _follows(value, parameter) and any(tensor.numel() > 1 for tensor in tensors):
-                raise InvalidOptimizer(
-                    f"{type(optimizer).__name__} keeps {key!r} of {name}, which has another shape and cannot be cut: "
-                    "cut without the optimizer, and make a new one"
+                raise InvalidSetting(
+                    f"{type(optimizer).__name__} keeps {key!r} of {name}, which has another shape and cannot be cut",
+                    remedy="Cut without the optimizer, and make a new one",
                 )
 
 
@@ -170,51 +166,7 @@ def _cut_optimizer(optimizer: torch.optim.Optimizer, parameter: Tensor, indices:
         position = next((i for i, p in enumerate(group["params"]) if p is parameter), None)
         if position is None:
             continue
-        for key, values in group.items():
-            if (
-                key != "params"
-                and isinstance(values, list)
-                and len(values) == len(group["params"])
-                and _follows(values[position], parameter)
-            ):
+        for values in group.values():
+            along = isinstance(values, list) and len(values) == len(group["params"])
+            if along and _follows(values[position], parameter):
                 values[position] = cut(values[position], shape, indices)
-
-
-def set_size(module: nn.Module, attribute: str, position: int | None, count: int) -> None:
-    """Change a number that a module keeps about its channels."""
-    if position is None:
-        setattr(module, attribute, count)
-        return
-    value = getattr(module, attribute)
-    if isinstance(value, list):
-        value = list(value)
-        value[position] = count
-        setattr(module, attribute, value)
-    else:
-        setattr(module, attribute, (*value[:position], count, *value[position + 1 :]))
-
-
-def refresh(module: nn.Module) -> None:
-    """What torch's own modules keep about the shapes of their tensors."""
-    weight = module._parameters.get("weight")  # a parametrised weight is computed when read, with side effects
-    if isinstance(module, _ConvNd) and isinstance(weight, Tensor):
-        outer, inner = (1, 0) if isinstance(module, _ConvTransposeNd) else (0, 1)
-        grouped = [weight.shape[0], weight.shape[1]]
-        grouped[1] *= module.groups
-        module.out_channels, module.in_channels = grouped[outer], grouped[inner]
-    elif isinstance(module, (nn.Linear, nn.Bilinear)) and isinstance(weight, Tensor):
-        module.out_features = weight.shape[0]
-        if isinstance(module, nn.Linear):
-            module.in_features = weight.shape[1]
-    elif isinstance(module, _NormBase):
-        held = weight if isinstance(weight, Tensor) else module.running_mean
-        if isinstance(held, Tensor):
-            module.num_features = held.shape[0]
-    elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and isinstance(weight, Tensor):
-        module.normalized_shape = tuple(weight.shape)
-    elif isinstance(module, nn.GroupNorm) and isinstance(weight, Tensor):
-        module.num_channels = weight.shape[0]
-    elif isinstance(module, nn.PReLU) and isinstance(weight, Tensor):
-        module.num_parameters = weight.shape[0]
-    elif isinstance(module, nn.Embedding) and isinstance(weight, Tensor):
-        module.num_embeddings, module.embedding_dim = weight.shape

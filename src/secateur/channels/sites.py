@@ -15,7 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from secateur.channels.rules.registry import Axis
+from secateur.channels.reasons import Kind, Reason
+from secateur.channels.rules.call import Axis
 
 if TYPE_CHECKING:
     from secateur.channels.trace import Leaf
@@ -39,18 +40,18 @@ class Site:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layer that was seen to run, with the codes of its channels, and why it can't carry a factor if so."""
+    """A layer that ran, with the codes of its channels, and why it cannot carry a factor, if so."""
 
     site: Site
     codes: Axis
     parameters: tuple[str, ...]
     trains: bool
-    obstacle: str | None = None
+    obstacle: Reason | None = None
 
 
 @dataclass
 class Layers:
-    """The layers that ran, and how what they make reaches its consumers."""
+    """The layers that ran, and how their channels reach the layers that read them."""
 
     model: nn.Module
     names: dict[int, str]
@@ -60,7 +61,7 @@ class Layers:
     exposed: set[str] = field(default_factory=set)
     """Filters that reach a consumer without passing a batch norm."""
     final: set[str] = field(default_factory=set)
-    """Filters whose result is the model's."""
+    """Filters that make the model's output."""
 
     def __post_init__(self) -> None:
         self._computed: list[Tensor] = []
@@ -84,14 +85,14 @@ class Layers:
             found = Candidate(_site("filter", name), codes, (), trains)
             if leaf is None:
                 inside = tuple(n for n, _ in self.model.named_parameters() if name and n.startswith(f"{name}."))
-                found = replace(found, parameters=inside, obstacle="has weights that are computed from others")
+                found = replace(found, parameters=inside, obstacle=Reason(Kind.COMPUTED_WEIGHT))
             else:
                 found = self._at_home(found, leaf, axis, bias)
             self.filters[key] = found
         return key
 
     def _number_of(self, codes: Axis) -> int:
-        """Weights that are computed have no name: those of other channels are others."""
+        """Computed weights have no name: they are told apart by their channels."""
         known = (i for i, c in enumerate(self._computed) if isinstance(codes, Tensor) and torch.equal(c, codes))
         number = next(known, len(self._computed))
         if number == len(self._computed):
@@ -99,7 +100,7 @@ class Layers:
         return number
 
     def add_norm(self, running: nn.Module, leaf: Leaf | None, codes: Axis, bias: Tensor | None, bare: bool) -> None:
-        """Remember a norm that takes out the scale of what comes in.
+        """Remember a norm that cancels the scale of its input.
 
         bare: it has neither weight nor bias.
         """
@@ -108,7 +109,7 @@ class Layers:
         if leaf is not None:
             found = self._at_home(replace(found, codes=leaf.state.axes[0]), leaf, 0, bias)
         elif not bare or not isinstance(running, (_BatchNorm, _InstanceNorm)) or running.affine:
-            found = replace(found, obstacle="passes a norm that takes out its scale and cannot carry a gate")
+            found = replace(found, obstacle=Reason(Kind.NORM_WITHOUT_WEIGHT))
         elif isinstance(codes, Tensor):
             # Instance norm sees the channels of every image one after another.
             found = replace(found, codes=codes[: running.num_features])
@@ -118,7 +119,7 @@ class Layers:
         """The candidate with the module and the attributes that hold its weight and bias."""
         holders = self._holders.get(id(weight.tensor), [])
         if not holders:
-            return replace(found, obstacle="has weights that are not parameters")
+            return replace(found, obstacle=Reason(Kind.NO_WEIGHT))
         module, attribute = holders[0]
         if bias is None and isinstance(module, (_ConvNd, nn.Linear)):
             bias = module._parameters.get("bias")
@@ -128,26 +129,26 @@ class Layers:
         parameters = (weight.name, *(f"{prefix}{a}" for m, a in bias_holders if m is module))
         found = replace(found, parameters=parameters)
         if len(holders) > 1 or len(bias_holders) > 1:
-            return replace(found, obstacle="has weights that another module has too")
+            return replace(found, obstacle=Reason(Kind.SHARED_WEIGHT))
         if bias is not None and [m for m, _ in bias_holders] != [module]:
-            return replace(found, obstacle="has a bias that belongs to another module than the weight")
+            return replace(found, obstacle=Reason(Kind.SHARED_WEIGHT))
         if axis is None:
-            return replace(found, obstacle="does not lie along one axis of a weight")
+            return replace(found, obstacle=Reason(Kind.NO_WEIGHT))
         held = bias_holders[0][1] if bias_holders else None
         return replace(found, site=replace(found.site, module=name, weight=attribute, bias=held, axis=axis))
 
     def settled(self, unused: set[str], written: set[str]) -> tuple[list[Candidate], list[Candidate]]:
-        """What will carry factors, every norm that can and the filters that must, and what should but cannot.
+        """The candidates that will carry factors (all norms that can, filters that must), and those that cannot.
 
         unused: parameters that no operator saw.
-        written: those that the forward pass changes; with a gate they would be computed, and the change lost.
+        written: those that the forward pass changes; with a factor they would be computed, and the change lost.
         """
         carry: dict[str, Candidate] = {}
         barred: list[Candidate] = []
         for found in [*self.norms, *(found for name, found in self.filters.items() if name in self.exposed)]:
             first = carry.get(found.site.module)
             if not written.isdisjoint(found.parameters):
-                found = replace(found, obstacle="has weights that the forward pass writes to")
+                found = replace(found, obstacle=Reason(Kind.WRITTEN_WEIGHT))
             if found.obstacle is not None:
                 barred.append(found)
             elif first is None:
@@ -156,10 +157,10 @@ class Layers:
                     found = replace(found, site=replace(found.site, bias=None))
                 carry[found.site.module] = found
             elif first.site.weight != found.site.weight or not _same(first.codes, found.codes):
-                obstacle = "belongs to a module that has another gate"
+                obstacle = Reason(Kind.SHARED_WEIGHT)
                 barred.append(replace(found, obstacle=obstacle))
                 if first.site.weight is None:
-                    # One gate for two sets of channels: it can serve neither.
+                    # One factor for two sets of channels can serve neither.
                     barred.append(replace(first, obstacle=obstacle))
         shared = {id(found.site) for found in barred}
         return [found for found in carry.values() if id(found.site) not in shared], barred

@@ -1,4 +1,4 @@
-"""The analysis as a table for people."""
+"""The printed form of a channel graph."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def describe(graph: ChannelGraph) -> str:
             )
         lines += ["", *_columns(rows)]
         if any(not group.exact for group in graph.groups):
-            reasons = sorted({group.inexact for group in graph.groups if group.inexact})
-            lines += ["", "~ inexact, as asked for: removing is not the same as zeroing here"]
+            reasons = sorted({str(group.inexact) for group in graph.groups if group.inexact})
+            lines += ["", "~ inexact, as requested: removing a channel is not the same as zeroing it"]
             lines += [f"  {reason}" for reason in reasons]
     if graph.frozen:
         rows = [("stays", "filters", "why")]
-        rows += [(frozen.name, str(frozen.size), frozen.reason) for frozen in graph.frozen]
+        rows += [(frozen.name, str(frozen.size), str(frozen.reason)) for frozen in graph.frozen]
         lines += ["", *_columns(rows)]
     if graph.ungated:
-        rows = [("group without a gate", "why"), *graph.ungated.items()]
+        rows = [("group without a factor", "why"), *((name, str(reason)) for name, reason in graph.ungated.items())]
         lines += ["", *_columns(rows)]
     lines += [f"note: {note}" for note in graph.notes]
     return "\n".join(lines)
 
 
 def quantity(value: float) -> str:
-    """A number at a glance.
+    """A number with a unit.
 
     >>> quantity(4089184256), quantity(25557032), quantity(512)
     ('4.09 G', '25.56 M', '512')

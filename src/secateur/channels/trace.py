@@ -1,4 +1,4 @@
-"""Watch a network run: every operator call is seen, none is changed."""
+"""Watch a forward pass: follow labels through every operator call."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from secateur.channels.attributes import Border, Place
 from secateur.channels.labels import LabelTable, labels_of
 from secateur.channels.memory import Memory, same_axes
-from secateur.channels.rules import Axis, Call, State
-from secateur.channels.rules.registry import Operator, Rule, tensors_in
+from secateur.channels.reasons import Kind, Reason
+from secateur.channels.rules.call import Axis, Call, State, tensors_in
+from secateur.channels.rules.registry import Operator, Rule
 from secateur.channels.rules.ties import pointwise
 from secateur.channels.shapes import PRODUCTS, EagerMode, has_mask, shape_only
 from secateur.channels.sites import Layers
@@ -38,21 +39,6 @@ class Leaf:
     """Whether the forward pass changes it, under its own name or another."""
 
 
-Attribute = tuple[str, str]
-"""Name of a module and of its attribute."""
-
-
-@dataclass
-class SizeNote:
-    """An attribute of a module that equals the number of channels on some axis."""
-
-    module: str
-    attribute: str
-    position: int | None
-    """Index into the attribute if it is a list or tuple."""
-    codes: Tensor
-
-
 @dataclass
 class Product:
     """Multiply-adds of one operator call: `volume` times the sizes of up to three axes."""
@@ -64,9 +50,6 @@ class Product:
     axes: list[Axis]
 
 
-LAYER_SIZES = ("in_channels", "out_channels", "in_features", "out_features")
-
-
 class Watch(EagerMode):
     """Follows labels through every operator that runs while it is active."""
 
@@ -75,15 +58,16 @@ class Watch(EagerMode):
         self.table = LabelTable()
         self.inexact = inexact
         self.shapes_only = False
-        """Give convolutions and matrix products zeros for results: what runs is seen at a fraction of the time."""
+        """Whether convolutions and matrix products return zeros, which is faster."""
         self.values_matter = False
-        """Whether code looked at values, and might have gone another way for others."""
+        """Whether the code depends on values, and may take other branches for others."""
         self.training_matters = False
-        """Whether code may run differently in training mode."""
+        """Whether the code may run differently in training mode."""
         self.products: list[Product] = []
-        self.notes: list[SizeNote] = []
-        self.borders: list[tuple[Tensor, str, list[set[Attribute]], int]] = []
-        """Channels that stay, and why, if of these sets of attributes more than so many count nothing after all."""
+        self.places: list[Place] = []
+        self.borders: list[Border] = []
+        self.counted: list[tuple[str, str, Tensor]] = []
+        """Modules and attributes of which it is known that they count these channels."""
         self.squeezed: list[Tensor] = []
         """Axes that would vanish with all but one index gone."""
         self.failures: list[str] = []
@@ -95,8 +79,6 @@ class Watch(EagerMode):
         # Tensors that were kept from an earlier analysis are strangers to this one.
         self._mark = f"_secateur_{next(COUNTER)}"
         self._stack: list[nn.Module] = [model]
-        self._given: dict[int, Tensor] = {}
-        """The channels that recurrent modules are given."""
         self._memory = Memory(self)
         self._operators: dict[Any, Operator] = {}
         self._woken: list[tuple[Tensor, str]] = []
@@ -132,7 +114,7 @@ class Watch(EagerMode):
             if operator.rule is not None:
                 self._follow(operator.rule, call)
             else:
-                self._give_up(call, f"operator {func} is unknown")
+                self._give_up(call, Kind.UNKNOWN_OPERATOR)
         for tensor, before in written:
             self._memory.settle(tensor, before)
             if (
@@ -145,7 +127,7 @@ class Watch(EagerMode):
         return out
 
     def _follow(self, rule: Rule, call: Call) -> None:
-        """Apply a rule; a call that it was not made for is treated as unknown."""
+        """Apply a rule; if it raises, the call is treated as unknown."""
         try:
             rule(call)
         except (
@@ -157,15 +139,13 @@ class Watch(EagerMode):
             TypeError,
             ValueError,
         ) as error:
-            self.failures.append(
-                f"operator {call.operator.func} could not be followed: {type(error).__name__}: {error}"
-            )
-            self._give_up(call, f"operator {call.operator.func} could not be followed")
+            self.failures.append(f"the rule of {call.operator.func} raised {type(error).__name__}: {error}")
+            self._give_up(call, Kind.UNSUPPORTED)
 
-    def _give_up(self, call: Call, reason: str) -> None:
-        """Nothing is known of what this call does: all channels involved stay, so that no size changes."""
+    def _give_up(self, call: Call, kind: Kind) -> None:
+        """Nothing is known of this call: all channels involved stay, so that no size changes."""
         for tensor in call.tensors:
-            self.freeze(self.state(tensor), self.located(reason))
+            self.freeze(self.state(tensor), self.reason(kind, str(call.operator.func)))
         for tensor in [*call.outputs, *call.operator.written_tensors(call.args, call.kwargs)]:
             self.put(tensor, State([None] * tensor.dim()))
 
@@ -173,10 +153,10 @@ class Watch(EagerMode):
         return next(leaf for leaf in self.leaves.values() if leaf.name == name)
 
     def is_idle(self, leaf: Leaf) -> bool:
-        """Whether it is a buffer that its module has run without, as one that only a loss reads."""
+        """Whether it is a buffer that its module did not use when it ran, e.g. one that only a loss reads."""
         return not isinstance(leaf.tensor, nn.Parameter) and leaf.name.rpartition(".")[0] in self.ran
 
-    def freeze(self, state: State | None, reason: str) -> None:
+    def freeze(self, state: State | None, reason: Reason) -> None:
         """Whatever channels a tensor carries stay."""
         for axis in state.axes if state is not None else ():
             if isinstance(axis, Tensor):
@@ -196,23 +176,24 @@ class Watch(EagerMode):
         elif not same_axes(self.leaves[id(tensor)].state.axes, state.axes):
             self._memory.forget([tensor], [state])
 
-    def located(self, reason: str) -> str:
-        name = self.modules.get(id(self._stack[-1]), "")
-        return f"{reason} (in {name})" if name else reason
+    def reason(self, kind: Kind, detail: str = "") -> Reason:
+        """A reason that names the running module."""
+        return Reason(kind, detail, self.modules.get(id(self._stack[-1]), ""))
 
     def wake(self, codes: Tensor, operator: str) -> None:
         """Remember which operator made these elements non-zero although their channel is gone."""
         if codes.numel():
-            self._woken.append((labels_of(codes), self.located(f" after {operator}")))
+            name = self.modules.get(id(self._stack[-1]))
+            self._woken.append((labels_of(codes), f"{operator} (in {name})" if name else operator))
 
     def woken_by(self, code: Tensor) -> str:
         return next((text for labels, text in reversed(self._woken) if bool((labels == labels_of(code)).any())), "")
 
-    def count(self, call: Call, volume: int, factors: list[tuple[Axis, int]]) -> None:
+    def count(self, operator: str, volume: int, factors: list[tuple[Axis, int]]) -> None:
         """Record the multiply-adds of a call: a number times the sizes of these axes."""
         axes, sizes = [axis for axis, _ in factors], [size for _, size in factors]
         name = self.modules.get(id(self._stack[-1]), "")
-        self.products.append(Product(name, call.name, volume, sizes, axes))
+        self.products.append(Product(name, operator, volume, sizes, axes))
 
     def add_filters(self, weight: Tensor, codes: Axis, bias: Tensor | None, along: bool) -> str:
         """A layer has run: remember it among `layers`."""
@@ -234,72 +215,30 @@ class Watch(EagerMode):
         leaf = self._origin(tensor)
         return leaf.tensor if leaf is not None else tensor
 
-    def note_size(self, axis: Axis, size: int, around: bool = False) -> set[Attribute]:
-        """Note attributes of the running module that equal this number of channels.
+    def place(
+        self, codes: Tensor, around: bool = False, sizes: tuple[int, ...] = (), position: int | None = None
+    ) -> Place:
+        """Remember an axis whose size the code of the running module states; `around`: or of those it runs in."""
+        modules = self._stack if around else self._stack[-1:]
+        names = [self.modules[id(module)] for module in modules if id(module) in self.modules]
+        place = Place(tuple(dict.fromkeys(names)), codes, sizes, position)
+        self.places.append(place)
+        return place
 
-        around: those of the modules that it runs in, too.
-        """
-        noted: set[Attribute] = set()
-        for module in self._stack if around else self._stack[-1:]:
-            if isinstance(axis, Tensor):
-                others = self._others(module, axis)
-                equal = [name for name, value in vars(module).items() if type(value) is int and value == size]
-                noted |= self._note(module, [name for name in equal if name not in others], None, axis)
-        return noted
-
-    def _others(self, module: nn.Module, axis: Tensor) -> tuple[str, ...]:
-        """Attributes of torch's own modules that do not count this axis, although they may equal its length."""
-        if isinstance(module, (_ConvNd, nn.Linear)):
-            return LAYER_SIZES  # they follow the weight
-        given = self._given.get(id(module))
-        if given is None:
-            return ()
-        return ("hidden_size",) if torch.equal(labels_of(axis), labels_of(given)) else ("input_size",)
-
-    def note_sizes(self, axes: list[Axis], sizes: list[int]) -> set[Attribute]:
-        """The same for attributes that are lists or tuples of sizes."""
-        found = [
-            name
-            for name, value in vars(self._stack[-1]).items()
-            if isinstance(value, (list, tuple)) and all(type(v) is int for v in value) and list(value) == sizes
-        ]
-        noted: set[Attribute] = set()
-        for position, axis in enumerate(axes):
-            if isinstance(axis, Tensor):
-                noted |= self._note(self._stack[-1], found, position, axis)
-        return noted
-
-    def _note(self, module: nn.Module, attributes: list[str], position: int | None, codes: Tensor) -> set[Attribute]:
-        name = self.modules.get(id(module))
-        if name is None:
-            return set()
-        self.notes.extend(SizeNote(name, attribute, position, codes) for attribute in attributes)
-        return {(name, attribute) for attribute in attributes}
-
-    def unnamed_without(self, attributes: set[Attribute]) -> list[tuple[Tensor, str]]:
-        """Channels with a border between them that only these attributes could tell, and the reason why they stay."""
-        return [
-            (codes, reason)
-            for codes, reason, named, spare in self.borders
-            if sum(names <= attributes for names in named) > spare
-        ]
-
-    def forget_notes(self, attributes: set[Attribute]) -> None:
-        """These equal a number of channels by chance."""
-        for codes, reason in self.unnamed_without(attributes):
-            self.table.freeze(codes, reason)
-        self.notes = [note for note in self.notes if (note.module, note.attribute) not in attributes]
+    def counts(self, attribute: str, codes: Tensor) -> bool:
+        """Whether the running module keeps this number of channels under that name; it then follows the cut."""
+        name = self.modules.get(id(self._stack[-1]))
+        if name is None or vars(self._stack[-1]).get(attribute) != codes.numel():
+            return False
+        self.counted.append((name, attribute, codes))
+        return True
 
     @contextmanager
     def following_modules(self) -> Iterator[None]:
-        """Know which module is running, by hooks that are not the model's."""
+        """Keep track of the running module, by global hooks."""
 
         def enter(module: nn.Module, args: Any) -> None:
             self._stack.append(module)
-            recurrent = isinstance(module, nn.RNNBase) and args and isinstance(args[0], Tensor)
-            given = self.state(args[0]) if recurrent else None
-            if given is not None and isinstance(given.axes[-1], Tensor):
-                self._given[id(module)] = given.axes[-1]
             self.ran.add(self.modules.get(id(module), ""))
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
@@ -327,12 +266,12 @@ class Watch(EagerMode):
 
 @contextmanager
 def escapes_seen(watch: Watch) -> Iterator[None]:
-    """Notice tensors that leave for Python by ways that are no operators."""
+    """Notice tensors that Python code reads without an operator."""
 
     def wrapped(original: Any) -> Any:
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             watch.values_matter = True
-            watch.freeze(watch.state(tensor), watch.located("is read by Python code"))
+            watch.freeze(watch.state(tensor), watch.reason(Kind.READ_BY_PYTHON))
             return original(tensor, *args, **kwargs)
 
         return read

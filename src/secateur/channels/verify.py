@@ -1,4 +1,4 @@
-"""The oracle: the network with channels zeroed and the network with channels cut are the same function."""
+"""Compare masked with shrunk: zeroing channels and cutting them must give the same function."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from secateur.channels.groups import ChannelGraph, ChannelGroup
 from secateur.channels.guard import check_example, explain
 from secateur.channels.plan import Plan
 from secateur.channels.rehearsal import Choice, Outcome, Product, real, run
-from secateur.channels.shrink import copy_model, shrink_, tensors_for
-from secateur.errors import InvalidExample, NotEquivalent, SecateurError
+from secateur.channels.shrink import check_plan, copy_model, shrink_, tensors_of
+from secateur.errors import InvalidModel, NotEquivalent, SecateurError
 from secateur.words import counted
 
 LARGE, COSTLY = 150_000_000, 20_000_000_000
 """Networks with more parameters, or more MACs for the example, are compared in single precision."""
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Of the difference relative to the largest output, by the precision of the comparison."""
+"""Largest relative difference that counts as rounding, by the precision of the comparison."""
 NUDGES, ROUNDING = 4, 10
-"""How often to try what rounding does to a result that differs, and by how much more it may do."""
+"""How often to measure what rounding does to a result that differs, and by which factor rounding may exceed it."""
 
 
 class Gap(NamedTuple):
@@ -42,7 +42,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class Verification:
-    """How far masked and shrunk are apart, relative to the largest output."""
+    """The difference between masked and shrunk, relative to the largest output."""
 
     difference: float
     absolute: float
@@ -54,8 +54,8 @@ class Verification:
     exact: bool
     """False if the plan touches groups that were admitted as inexact."""
     chosen: bool = False
-    """The outputs say little, or are picked by value, as boxes are, and near ties fell otherwise: what led to them was
-    compared, the sums over all channels of every convolution and matrix product."""
+    """Whether intermediate results were compared, since the outputs tell little or depend on near ties: the sums over
+    all channels of every convolution and matrix product."""
 
     @property
     def agrees(self) -> bool:
@@ -70,7 +70,8 @@ class Verification:
 @torch.no_grad()
 def mask_(model: nn.Module, plan: Plan) -> nn.Module:
     """Zero every slice that the plan removes, except those that only consume."""
-    tensors = tensors_for(model, plan)
+    check_plan(model, plan)
+    tensors = tensors_of(model)
     for tensor, axis, removed, role in plan.slices():
         if role != "consumes":
             tensors[tensor].index_fill_(axis, torch.tensor(removed, device=tensors[tensor].device), 0)
@@ -86,34 +87,36 @@ def verify(model: nn.Module, plan: Plan, example: Any) -> Verification:
     call = Example.of(example)
     check_example(model, call)
     calls: Calls = {"eval": [call], "train": [call.repeated(), call]}
-    with _in_words("the shrunk network does not run on this example"):
+    with _not_equivalent("the shrunk network does not run on this example"):
         result = compare(model, plan, calls)
     if not result.outputs:
-        raise NotEquivalent("this example gives no outputs to compare, or only zeros: pass one that does")
+        raise NotEquivalent(
+            "this example gives no outputs to compare", wanted="an example with outputs that are not zero"
+        )
     _refuse_difference(result, model, plan, calls)
     return result
 
 
 def confirm(model: nn.Module, plan: Plan) -> None:
-    """The same with the example that the plan's graph was made with: raises if the network cannot be cut like that."""
+    """Verify with the example of the plan's graph; raises if the network cannot be cut like that."""
     device = next(model.parameters()).device
     calls = {mode: [example.on(device) for example in examples] for mode, examples in plan.graph.calls.items()}
     if not plan.remaining or not calls:
         return
-    with _in_words("the pruned network does not run"):
+    with _not_equivalent("the pruned network does not run"):
         result = compare(model, plan, calls, precision=precision_for(plan.graph))
     _refuse_difference(result, model, plan, calls)
 
 
 @contextmanager
-def _in_words(what: str) -> Iterator[None]:
-    """Whatever the code of the network raises, at these widths or on this example, is told as a reason."""
+def _not_equivalent(what: str) -> Iterator[None]:
+    """Turn errors of the model's code into `NotEquivalent`."""
     try:
         yield
     except SecateurError:
         raise
     except Exception as error:
-        raise NotEquivalent(f"{what}: {explain(error)}") from error
+        raise NotEquivalent(what, got=explain(error)) from error
 
 
 def precision_for(graph: ChannelGraph) -> torch.dtype:
@@ -125,8 +128,10 @@ def _refuse_difference(result: Verification, model: nn.Module, plan: Plan, calls
         guilty = [group.name for group in plan.graph.groups if _is_guilty(model, plan, group, calls)]
         where = f"group {', '.join(repr(name) for name in guilty)}" if guilty else "these groups taken together"
         raise NotEquivalent(
-            f"masked and shrunk differ by {result.difference:.1e} (allowed: {TOLERANCES[result.precision]:.0e}) "
-            f"because of {where}; leave it out with analyze(..., ignore=...) and please report the network"
+            f"masked and shrunk differ because of {where}",
+            got=f"a difference of {result.difference:.1e}",
+            wanted=f"at most {TOLERANCES[result.precision]:.0e}",
+            remedy="Leave it out with analyze(..., ignore=...), and please report the network",
         )
 
 
@@ -162,7 +167,7 @@ def compare(
                 if mode == "eval":
                     if precision == torch.float64:
                         return compare(model, plan, calls, precision=torch.float32, prepare=prepare, nudges=nudges)
-                    raise InvalidExample(f"the model does not run on this example: {explain(error)}") from error
+                    raise InvalidModel("the model does not run on this example", got=explain(error)) from error
     single = None
     if precision == torch.float64 and masked.keys() != calls.keys():
         rest = {mode: examples for mode, examples in calls.items() if mode not in masked}
@@ -197,9 +202,9 @@ def compare(
 def _differences(
     expected: Outcome, got: Outcome, nudged: Iterator[Outcome], tolerance: float
 ) -> tuple[list[Gap], list[Tensor], bool]:
-    """How far two passes are apart; what was compared of the first; and whether that is what led to its outputs.
+    """The gaps between two passes, the tensors that were compared, and whether those are intermediate results.
 
-    nudged: the first as rounding moves it, asked for where that may be all.
+    nudged: the first pass with rounding, used where the gap may be nothing else.
     """
     places = _until_they_part(expected, got)
     ours, theirs = expected.sums(places), got.sums(places)
@@ -218,10 +223,10 @@ def _differences(
         return steps, ours, True
     if found is None:
         shapes = [[tuple(t.shape) for t in outcome.outputs] for outcome in (expected, got)]
-        raise NotEquivalent(f"the shrunk network's outputs have shapes {shapes[1]}, the masked one's {shapes[0]}")
+        raise NotEquivalent("masked and shrunk have outputs of other shapes", got=shapes[1], wanted=shapes[0])
     counts = [sum(isinstance(step, Product) for step in outcome.steps) for outcome in (expected, got)]
     if counts[1] > counts[0] and not _choose_otherwise(expected, got):
-        raise NotEquivalent(f"the shrunk network does {counts[1]} products, the masked one {counts[0]}")
+        raise NotEquivalent("the shrunk network computes more products", got=counts[1], wanted=counts[0])
     return [*found, *steps], ours if expected.blind else expected.outputs, expected.blind
 
 
@@ -235,7 +240,7 @@ def _masked(
 
 
 def _may_be_rounding(gaps: Sequence[Gap], tolerance: float) -> bool:
-    """Whether it pays to ask: some gaps are too large, and none is beyond all that rounding does."""
+    """Whether the gaps that are too large may be rounding."""
     large = [gap for gap in gaps if gap.relative > tolerance]
     return bool(large) and not any(gap.absolute > 100 * ROUNDING * gap.moved > 0 for gap in large)
 
@@ -253,7 +258,7 @@ def _nudged(masked: Callable[[], nn.Module], example: Example, mode: str, precis
 
 
 def _choose_otherwise(expected: Outcome, got: Outcome) -> bool:
-    """Whether near ties may have fallen otherwise; choices in every channel by itself are among fewer, and no ties."""
+    """Whether the two passes choose differently; choices per channel have other shapes and do not count."""
     pairs = zip(expected.choices, got.choices, strict=False)
     return len(expected.choices) != len(got.choices) or any(a != b for a, b in pairs if a.shape == b.shape)
 
@@ -284,7 +289,7 @@ def _are_same(one: Product | Choice, other: Product | Choice, tolerance: float) 
 
 
 def _until_they_part(expected: Outcome, got: Outcome) -> list[int]:
-    """Which steps of two passes that choose differently can be compared: all up to there, and what they chose from."""
+    """The steps of two passes that can be compared: all up to the first different choice, and its input."""
     places: list[int] = []
     for place, (a, b) in enumerate(zip(expected.steps, got.steps, strict=False)):
         match a, b:

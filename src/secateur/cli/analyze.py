@@ -1,10 +1,12 @@
 """`secateur analyze`."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from secateur.cli.display import waiting
-from secateur.errors import InvalidExample
+from secateur.cli.flags import Switch
+from secateur.cli.options import Output, parse_shape
+from secateur.errors import InvalidModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,20 +26,16 @@ class Analyze:
     input: str | None = None
     """Shape of the input, as 1x3x224x224; without it, the size that the network names as its own, or 1x3x224x224."""
 
-    json: bool = False
-    """Print the graph as JSON."""
-
     ignore: tuple[str, ...] = ()
-    """Modules to leave whole: names, with wildcards."""
+    """Modules whose channels stay: names, with wildcards."""
 
-    inexact: bool = False
+    inexact: Switch = False
     """Also free channels that pass a normalisation over channels, where removing is not the same as zeroing."""
 
-    probe: bool = True
-    """Check the groups by cutting them; --no-probe: faster, but fixed sizes in the network's code go unseen."""
+    probe: Switch = True
+    """Skip the check that cuts the groups, which is faster but does not notice fixed sizes in the network's code."""
 
-    debug: bool = False
-    """Show the traceback of an error."""
+    output: Output = field(default_factory=Output)
 
     def run(self) -> str:
         import torch
@@ -45,7 +43,7 @@ class Analyze:
         from secateur.channels.analyze import analyze
         from secateur.models.lookup import build_network, example_for, find_builder
 
-        shape = parse_shape(self.input) if self.input else None
+        shape = parse_shape(self.input)
         torch.manual_seed(0)
         with waiting(f"analysing {self.name}") as say:
             model, own = build_network(find_builder(self.name), self.name)
@@ -54,22 +52,11 @@ class Analyze:
                 graph = analyze(
                     model, example, ignore=self.ignore, inexact=self.inexact, probe=self.probe, progress=say
                 )
-            except InvalidExample as error:
-                if own is not None:
-                    raise
-                raise InvalidExample(
-                    f"{error}, as --input 1x1x28x28; for several inputs let your callable return a secateur.Job"
-                ) from error
-        return json.dumps(graph.to_dict()) if self.json else str(graph)
-
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    """Sizes from their printed form.
-
-    >>> parse_shape("1x3x32x32")
-    (1, 3, 32, 32)
-    """
-    sizes = text.split("x")
-    if not all(size.isdecimal() and int(size) for size in sizes):
-        raise InvalidExample(f"--input must be positive sizes joined by x, as 1x3x224x224, got {text!r}")
-    return tuple(map(int, sizes))
+            except InvalidModel as error:
+                if own is None:
+                    error.remedy = (
+                        "Name the shape of its input, as --input 1x1x28x28; for several inputs let your callable "
+                        "return a secateur.Job"
+                    )
+                raise
+        return json.dumps(graph.to_dict()) if self.output.json else str(graph)

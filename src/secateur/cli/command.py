@@ -1,4 +1,4 @@
-"""The commands, and what becomes of a mistake."""
+"""The commands, how they are parsed, and what is printed for an error."""
 
 import os
 import shlex
@@ -6,7 +6,7 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Union
 
@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Networks named package.module:callable are looked for in the current folder too, as `python -m` does.
     sys.path.insert(0, str(Path.cwd()))
     try:
-        command = _parse(arguments)
+        command = _parse(sys.argv[1:] if arguments is None else list(arguments))
     except SecateurError as error:
         sys.exit(_complain(error))
     except BrokenPipeError:
@@ -27,15 +27,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _run(command)
 
 
-def _commands() -> dict[str, Any]:
+def commands() -> dict[str, Any]:
+    """The commands by name."""
     from secateur.cli.analyze import Analyze
     from secateur.cli.demo import Demo
     from secateur.cli.export import Bench, Export
     from secateur.cli.look import Evaluate, Recipes, Structure
-    from secateur.cli.prune import Further, Prune, Resume
+    from secateur.cli.prune import Continue, Prune, Resume
     from secateur.cli.report import Report
     from secateur.cli.reproduce import Reproduce
-    from secateur.cli.train import Finetune, Scratch, Shrunk, Train
+    from secateur.cli.train import Train
 
     return {
         "demo": Demo,
@@ -43,54 +44,60 @@ def _commands() -> dict[str, Any]:
         "recipes": Recipes,
         "train": Train,
         "prune": Prune,
-        "further": Further,
-        "finetune": Finetune,
+        "continue": Continue,
         "resume": Resume,
         "evaluate": Evaluate,
         "structure": Structure,
         "report": Report,
         "export": Export,
         "bench": Bench,
-        "scratch": Scratch,
-        "shrunk": Shrunk,
         "reproduce": Reproduce,
     }
 
 
-def _parse(arguments: Sequence[str] | None) -> Any:
+def _parse(arguments: list[str]) -> Any:
     import tyro
 
     if os.environ.get("NO_COLOR"):
         getattr(tyro, "_experimental_options", {})["ansi_codes"] = False
-    arguments = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
-    commands = _commands()
     options: Any = {
         "config": (
             tyro.conf.PositionalRequiredArgs,
             tyro.conf.PositionalMetavarFromFieldName,
-            tyro.conf.FlagCreatePairsOff,
             tyro.conf.DisallowNone,
             tyro.conf.OmitArgPrefixes,
         ),
     }
-    if arguments[0].startswith("-"):
+    known = commands()
+    if not arguments or arguments[0].startswith("-"):
         each = [
-            Annotated[kind, tyro.conf.subcommand(name, description=_first_sentence(kind))]
-            for name, kind in commands.items()
+            Annotated[with_flags(kind), tyro.conf.subcommand(name, description=_first_sentence(kind))]
+            for name, kind in known.items()
         ]
         any_of_them: Any = Union[tuple(each)]  # noqa: UP007  # pyright: ignore
         about = "Prune the channels of convolutional networks, exactly. `secateur COMMAND --help` has examples."
-        return tyro.cli(any_of_them, prog="secateur", description=about, args=arguments, **options)
+        return tyro.cli(any_of_them, prog="secateur", description=about, args=arguments or ["--help"], **options)
     name, *arguments = arguments
-    if name not in commands:
-        raise unknown_name("command", name, list(commands))
-    options["prog"] = f"secateur {name}"
-    kind, recipe = commands[name], arguments[0] if arguments else "-"
-    if (command := _with_recipe(kind, recipe, arguments, options)) is not None:
-        return command
-    command = tyro.cli(kind, args=arguments, **options)
-    # The recipe may stand behind its options.
-    return _with_recipe(kind, getattr(command, "recipe", "-"), arguments, options) or command
+    if name not in known:
+        raise unknown_name("command", name, list(known))
+    # Of a recipe the help shows its own values; what is typed counts alike wherever the recipe stands.
+    recipe = arguments[0] if {"-h", "--help"} & set(arguments) else ""
+    return tyro.cli(with_flags(known[name], recipe), prog=f"secateur {name}", args=arguments, **options)
+
+
+def with_flags(kind: Any, recipe: str = "") -> type:
+    """The command with the flags of its settings; the help shows the defaults of the recipe."""
+    import tyro
+
+    if not hasattr(kind, "flags"):
+        return kind
+    made: list[Any] = []
+    for name, flags in kind.flags(recipe).items():
+        # In the help, the groups of settings stand beside the others.
+        shown = Annotated[flags, tyro.conf.arg(name="" if name == "settings" else name)]
+        made.append((name, shown, field(default_factory=flags)))
+    about = {"__doc__": kind.__doc__}
+    return make_dataclass(kind.__name__, made, bases=(kind,), frozen=True, kw_only=True, namespace=about)
 
 
 def _first_sentence(kind: type) -> str:
@@ -98,31 +105,10 @@ def _first_sentence(kind: type) -> str:
     return text[: text.index(". ") + 1] if ". " in text else text
 
 
-def _with_recipe(kind: Any, name: str, arguments: Sequence[str], options: dict[str, Any]) -> Any:
-    """The command with the recipe's or job's own values as defaults, which stand in its help too; None without any."""
-    import tyro
-
-    from secateur.recipes.paper import find_recipe, is_recipe
-
-    values = None
-    if hasattr(kind, "like") and is_recipe(name):
-        values = kind.like(find_recipe(name))
-    elif hasattr(kind, "from_settings") and ":" in name:
-        from secateur.recipes.jobs import own_settings
-
-        settings = own_settings(name)
-        values = kind.from_settings(settings) if settings is not None else None
-    if values is None:
-        return None
-    required = (f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING)
-    default = kind(**{**dict.fromkeys(required, tyro.MISSING), **values})
-    return tyro.cli(kind, default=default, args=arguments, **options)
-
-
 def _run(command: Any) -> None:
     # Torch complains on import where numpy is not installed; nothing here needs it.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-    warnings.formatwarning = _worded
+    warnings.formatwarning = _format_warning
     try:
         if text := command.run():
             print(text, flush=True)
@@ -133,30 +119,31 @@ def _run(command: Any) -> None:
             print(f"secateur: {stop}", file=sys.stderr)
         sys.exit(128 + stop.signal)
     except KeyboardInterrupt:
-        print(f"secateur: interrupted; {_what_next(command)}", file=sys.stderr)
+        print(f"secateur: interrupted. {_what_next(command)}", file=sys.stderr)
         sys.exit(130)
     except (SecateurError, OSError) as error:
-        if command.debug:
+        if command.output.debug:
             raise
         sys.exit(_complain(error))
 
 
-def _worded(message: Any, category: type[Warning], *place: Any, _usual: Any = warnings.formatwarning) -> str:
+def _format_warning(message: Any, category: type[Warning], *place: Any, _usual: Any = warnings.formatwarning) -> str:
     """A warning of ours is a line for the user, with or without --quiet."""
     return f"secateur: {message}\n" if category is DamagedCheckpoint else _usual(message, category, *place)
 
 
 def _what_next(command: Any) -> str:
-    """What to do after an end without a checkpoint: a run that has begun is resumed."""
-    out = command.output.out if hasattr(command, "output") else None
-    if out is not None and (out / "config.json").is_file():
-        return f"go on with: secateur resume {shlex.quote(str(out))}"
-    keeps = out is not None or type(command).__name__ in ("Resume", "Reproduce")
-    return "go on with: the same command as before" if keeps else "nothing was saved"
+    """What to do after an end without a checkpoint at that moment."""
+    if hasattr(command, "what_next"):
+        return command.what_next()
+    folder = getattr(command.output, "out", getattr(command, "folder", None))
+    if folder is not None and (folder / "config.json").is_file():
+        return f"Resume it: secateur resume {shlex.quote(str(folder))}"
+    return "Nothing was saved"
 
 
 def _end_quietly() -> None:
-    """Whoever reads has had enough, as `head` does."""
+    """The reader of the output has stopped, as `head` does."""
     sys.stderr.close()
     sys.exit(141)
 

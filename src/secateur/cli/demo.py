@@ -3,9 +3,11 @@
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
+
+from secateur.cli.options import Output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +29,7 @@ class Demo:
     seed: int = 0
     """Seed of everything random."""
 
-    json: bool = False
-    """Print the result as JSON."""
-
-    debug: bool = False
-    """Show the traceback of an error."""
+    output: Output = field(default_factory=Output)
 
     def run(self) -> str:
         from secateur.recipes.demo import SETTINGS, run_demo
@@ -39,9 +37,9 @@ class Demo:
         settings = SETTINGS.but(keep_macs=self.keep_macs, seed=self.seed)
         self.out.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=self.out):
-            pass  # rather now than when all is done
+            pass  # raises now instead of at the end
         done = run_demo(self.out, settings, lambda text: print(text, file=sys.stderr, flush=True))
-        if self.json:
+        if self.output.json:
             return json.dumps(done.to_dict())
         print(file=sys.stderr)
-        return f"{done}\n\nsaved in {self.out}{os.sep}, whose card.md says how to load it\nreport: {done.page}"
+        return f"{done}\n\nsaved in {self.out}{os.sep}, its card.md says how to load it\nreport: {done.page}"

@@ -1,21 +1,21 @@
-"""`secateur export` and `secateur bench`: the network elsewhere, and how fast it is."""
+"""`secateur export` and `secateur bench`: other formats, and how fast networks are."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from secateur.cli.analyze import parse_shape
 from secateur.cli.display import waiting
-from secateur.cli.runs import find_device
-from secateur.errors import CannotExport, InvalidSetting, NotEquivalent
+from secateur.cli.flags import Switch
+from secateur.cli.options import Output, find_device, parse_shape
+from secateur.errors import InvalidModel, InvalidSetting, NotEquivalent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write a pruned network for other programs, and check that it still is the same.
+    """Write a pruned network for other programs, and check that it gives the same output.
 
     examples:
       secateur export runs/pruned --onnx network.onnx
@@ -38,7 +38,7 @@ class Export:
     state_dict: Path | None = None
     """Write the weights alone: .safetensors, or torch's own format."""
 
-    fold_batchnorm: bool = False
+    fold_batchnorm: Switch = False
     """First fold batch norms into the convolutions before them."""
 
     build: str | None = None
@@ -47,11 +47,7 @@ class Export:
     input: str | None = None
     """Shape of the input, as 1x3x224x224; without it, the run's."""
 
-    json: bool = False
-    """Print what was written as JSON."""
-
-    debug: bool = False
-    """Show the traceback of an error."""
+    output: Output = field(default_factory=Output)
 
     def run(self) -> str:
         from secateur.results import export
@@ -63,11 +59,12 @@ class Export:
             "torchscript": (self.torchscript, export.export_torchscript),
         }
         if self.state_dict is None and not any(path for path, _ in kinds.values()):
-            raise InvalidSetting("say what to write: --onnx FILE, --pt2 FILE, --torchscript FILE or --state-dict FILE")
+            remedy = "Say what to write: --onnx FILE, --pt2 FILE, --torchscript FILE or --state-dict FILE"
+            raise InvalidSetting("there is nothing to write", remedy=remedy)
         written: list[dict[str, object]] = []
         failed: list[str] = []
         with waiting(f"exporting {self.network}") as say:
-            model, example = open_network(self.network, self.build, parse_shape(self.input) if self.input else None)
+            model, example = open_network(self.network, self.build, parse_shape(self.input))
             check_runs(model, example, self.network)
             folded = 0
             if self.fold_batchnorm:
@@ -77,15 +74,15 @@ class Export:
                     say(kind)
                     try:
                         written.append({"kind": kind, "path": str(path), "difference": write(model, example, path)})
-                    except (CannotExport, NotEquivalent) as error:
+                    except (InvalidModel, NotEquivalent) as error:
                         failed.append(str(error))
             if self.state_dict is not None:
                 export.export_weights(model, self.state_dict)
                 written.append({"kind": "state dict", "path": str(self.state_dict)})
         if failed:
             done = [f"written: {', '.join(str(each['path']) for each in written)}"] if written else []
-            raise CannotExport("; ".join([*failed, *done]))
-        if self.json:
+            raise InvalidModel("; ".join([*failed, *done]))
+        if self.output.json:
             return json.dumps({"written": written, "folded": folded})
         lines = [f"{folded} batch norms folded into convolutions"] if self.fold_batchnorm else []
         for each in written:
@@ -114,16 +111,16 @@ class Bench:
     """Shape of the input, as 1x3x224x224; without it, each network's own."""
 
     runner: Literal["eager", "captured", "compiled", "onnxruntime"] = "eager"
-    """By what it is run; captured: as a CUDA graph, which shows what the GPU takes without the time to start it."""
+    """What runs it; captured: as a CUDA graph, without the time to launch kernels."""
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Number format of weights and images."""
 
-    channels_last: bool = False
-    """Lay images and weights out with channels last."""
+    channels_last: Switch = False
+    """Use the channels-last memory format."""
 
     repetitions: int = 30
-    """Timed passes of each, taken by turns, after three to warm up."""
+    """Timed passes of each network, by turns, after three to warm up."""
 
     device: str = "auto"
     """Where: cpu, cuda, cuda:1; auto takes CUDA if there is."""
@@ -131,18 +128,15 @@ class Bench:
     build: str | None = None
     """What makes the whole network, for results of your own code: package.module:callable."""
 
-    json: bool = False
-    """Print the numbers as JSON."""
-
-    debug: bool = False
-    """Show the traceback of an error."""
+    output: Output = field(default_factory=Output)
 
     def run(self) -> str:
         from secateur.results.bench import bench, table
 
         if not self.networks:
-            raise InvalidSetting("name a network, or several: secateur bench resnet56 runs/pruned")
-        shape = parse_shape(self.input) if self.input else None
+            remedy = "Name one or several: secateur bench resnet56 runs/pruned"
+            raise InvalidSetting("no network is named", remedy=remedy)
+        shape = parse_shape(self.input)
         with waiting("timing") as say:
             timings, place = bench(
                 self.networks,
@@ -156,7 +150,7 @@ class Bench:
                 build=self.build,
                 say=say,
             )
-        if self.json:
+        if self.output.json:
             how = {name: getattr(self, name) for name in ("runner", "precision", "channels_last", "repetitions")}
             return json.dumps({"where": place, **how, "networks": [timing.to_dict() for timing in timings]})
         how = f"{self.runner}, {self.precision}, batches of {self.batch}, medians of n = {self.repetitions} by turns"

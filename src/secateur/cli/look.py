@@ -1,20 +1,21 @@
-"""`secateur recipes`, `evaluate` and `structure`: what there is to look at."""
+"""`secateur recipes`, `evaluate` and `structure`: what there is."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import wrap
+from typing import Any
 
 from secateur.cli.display import waiting
-from secateur.cli.runs import Source, find_device
-from secateur.errors import InvalidSetting, InvalidTask
+from secateur.cli.flags import Switch
+from secateur.cli.options import Output, Source, check_folder, find_device
+from secateur.errors import InvalidData, InvalidSetting
 from secateur.files import to_json
 from secateur.recipes.recipe import Recipe
 from secateur.runs.settings import TickTock
-from secateur.words import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +30,7 @@ class Recipes:
     show: str | None = None
     """Show one recipe whole: its settings, and how the folder of its data looks. A recipe, or NETWORK@DATASET."""
 
-    json: bool = False
-    """Print the list as JSON."""
-
-    debug: bool = False
-    """Show the traceback of an error."""
+    output: Output = field(default_factory=Output)
 
     def run(self) -> str:
         from secateur.data.catalog import DATASETS, find_dataset
@@ -42,10 +39,10 @@ class Recipes:
 
         if self.show is not None:
             recipe = find_recipe(self.show)
-            return json.dumps(asdict(recipe)) if self.json else _whole(self.show, recipe)
+            return json.dumps(_plain(recipe)) if self.output.json else _whole(self.show, recipe)
         recipes = [(name, summary_of(name), find_dataset(find().data).summary) for name, find in RECIPES.items()]
         experiments = [(name, make.__doc__ or "", make().data) for name, make in EXPERIMENTS.items()]
-        if self.json:
+        if self.output.json:
             keys = ("name", "summary", "data")
             kinds = {"recipes": recipes, "experiments": experiments}
             return json.dumps(
@@ -53,7 +50,7 @@ class Recipes:
             )
         return "\n".join(
             [
-                "Recipes: secateur train|prune|finetune|scratch|shrunk|evaluate RECIPE --data FOLDER",
+                "Recipes: secateur train|prune|evaluate RECIPE --data FOLDER",
                 *_table(recipes),
                 "",
                 "The paper's experiments, of several runs each: secateur reproduce EXPERIMENT --data FOLDER",
@@ -65,23 +62,32 @@ class Recipes:
         )
 
 
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    return {**asdict(recipe), "training": recipe.training.to_dict(), "pruning": recipe.pruning.to_dict()}
+
+
 def _whole(name: str, recipe: Recipe) -> str:
-    """A recipe with everything that is not as it is by default, and its data."""
+    """A recipe with every setting that is not the default, and its data."""
     from secateur.data.catalog import find_dataset
 
     options = "".join(f", {key}={value}" for key, value in recipe.options.items())
-    default = TickTock(keep_macs=1.0)
+    default = TickTock.of(keep_macs=1.0).to_dict()
     erased = f", squares of {recipe.erase} pixels erased" if recipe.erase else ""
-    lines = [f"{name}: {recipe.network}{options}, batches of {recipe.batch_size}{erased}", "", "trained with"]
-    lines += [f"  {f.name} = {getattr(recipe.training, f.name)}" for f in fields(recipe.training)]
-    if recipe.again:
-        lines += ["", f"trained once more, on the labels, for {counted(recipe.again, 'epoch')} before it is pruned"]
-    lines += ["", "pruned with the defaults, but"]
-    for f in fields(recipe.pruning):
-        value = getattr(recipe.pruning, f.name)
-        if value != getattr(default, f.name):
-            lines.append(f"  {f.name} = {value}")
-    return "\n".join([*lines, "", find_dataset(recipe.data).describe()])
+    training = recipe.training.to_dict().items()
+    pruning = [(key, value) for key, value in recipe.pruning.to_dict().items() if value != default[key]]
+    return "\n".join(
+        [
+            f"{name}: {recipe.network}{options}, batches of {recipe.batch_size}{erased}",
+            "",
+            "trained with",
+            *(f"  {key} = {value}" for key, value in training),
+            "",
+            "pruned with the defaults, except",
+            *(f"  {key} = {value}" for key, value in pruning),
+            "",
+            find_dataset(recipe.data).describe(),
+        ]
+    )
 
 
 def _table(rows: list[tuple[str, str, str]]) -> list[str]:
@@ -115,24 +121,23 @@ class Evaluate:
     device: str = "auto"
     """Where: cpu, cuda, cuda:1; auto takes CUDA if there is."""
 
-    json: bool = False
-    """Print the numbers as JSON."""
-
-    debug: bool = False
-    """Show the traceback of an error."""
+    output: Output = field(default_factory=Output)
 
     def run(self) -> str:
         from secateur.recipes.starts import open_network
 
         order = self.source.order(self.recipe, self.weights)
         with waiting(f"testing {self.recipe}"):
-            job = open_network(order, find_device(self.device))
             if self.weights is None and not order.is_own:
-                raise InvalidSetting(f"{self.recipe} has random weights: name what to test, --weights RUN or FILE")
+                remedy = "Name what to test: --weights RUN, or --weights FILE"
+                raise InvalidSetting(f"{self.recipe} has random weights", remedy=remedy)
+            check_folder(order)
+            job = open_network(order, find_device(self.device))
             metrics = job.task.metrics(job.model)
         if not metrics:
-            raise InvalidTask(f"{self.recipe} has nothing to test with: give its task test data, or evaluate")
-        if self.json:
+            remedy = "Give its task test data, or a function that evaluates"
+            raise InvalidData(f"{self.recipe} has nothing to test with", remedy=remedy)
+        if self.output.json:
             return to_json(metrics)
         return "\n".join(f"{name:<16} {value:.4f}" for name, value in metrics.items())
 
@@ -153,25 +158,21 @@ class Structure:
     figure: Path | None = None
     """Also draw it into this file: .svg, .png or .pdf."""
 
-    percent: bool = False
+    percent: Switch = False
     """Draw what was removed of each layer in percent (the paper's Appendix D), not channels (Appendix E)."""
 
-    json: bool = False
-    """Print the numbers as JSON."""
-
-    debug: bool = False
-    """Show the traceback of an error."""
+    output: Output = field(default_factory=Output)
 
     def run(self) -> str:
         from secateur.results.figures import draw_structures
         from secateur.results.structure import read_structure
 
         if not self.runs:
-            raise InvalidSetting("name a run, or several: secateur structure runs/pruned")
+            raise InvalidSetting("no run is named", remedy="Name one or several: secateur structure runs/pruned")
         structures = [read_structure(run) for run in self.runs]
         if self.figure is not None:
             draw_structures(structures, self.figure, percent=self.percent)
-        if self.json:
+        if self.output.json:
             return json.dumps([structure.to_dict() for structure in structures])
         drawn = [f"drawn into {self.figure}"] if self.figure is not None else []
         return "\n\n".join([*map(str, structures), *drawn])

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+
+from secateur.cli.flags import Switch
+from secateur.cli.options import Output
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """Make one page about runs, side by side: charts of what happened, what is left, and how it was set.
 
-    The page needs no other file and no network. A run may still be going on; --live shows it as it does. Of finished
-    runs that differ in their seed alone the page also has the mean ± standard deviation.
+    The page needs no other file and no network. A run need not be finished; --live follows it. For finished runs
+    that differ only in their seed the page also has the mean ± standard deviation.
 
     examples:
       secateur report runs/digits
@@ -30,25 +33,21 @@ class Report:
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html")
     """File of the page."""
 
-    live: bool = False
-    """Serve the page instead, for this machine only, with numbers that follow the run; Ctrl-C ends it."""
+    live: Switch = False
+    """Serve the page instead, on this machine only, and update it while the run trains; Ctrl-C ends it."""
 
     port: int = 0
-    """Where to serve it; 0: wherever there is room."""
+    """Port to serve it at; 0 for any that is free."""
 
-    json: bool = False
-    """Print where the page is as JSON."""
-
-    debug: bool = False
-    """Show the traceback of an error."""
+    output: Output = field(default_factory=Output)
 
     def run(self) -> str:
         from secateur.results.report import serve, write_report
 
         if self.live:
-            serve(self.runs, self.port, lambda address: print(self._say(address), flush=True))
+            serve(self.runs, self.port, lambda address: print(self._text(address), flush=True))
             return ""
-        return self._say(str(write_report(self.runs, self.out)))
+        return self._text(str(write_report(self.runs, self.out)))
 
-    def _say(self, page: str) -> str:
-        return json.dumps({"page": page}) if self.json else page
+    def _text(self, page: str) -> str:
+        return json.dumps({"page": page}) if self.output.json else page

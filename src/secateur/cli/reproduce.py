@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from secateur.cli.runs import Hardware, Output, Source, watched
+from secateur.cli.flags import flags_of, typed
+from secateur.cli.options import RunOutput, Source
+from secateur.cli.runs import follow
+from secateur.errors import Interrupted
+from secateur.training.engine import Engine
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduce:
     """Do one of the paper's experiments: all its runs, then its table or figure, with the paper's numbers beside.
 
-    Runs that are done are not done again, so that experiments can share them and a stopped one goes on with the same
-    command. `secateur recipes` lists the experiments.
+    Runs that are finished are not repeated, so that experiments share them, and the same command resumes an experiment
+    that was stopped. `secateur recipes` lists the experiments.
 
     examples:
       secateur reproduce table1 --data cifar --precision bf16 --channels-last
@@ -34,13 +39,13 @@ class Reproduce:
     """The trained network, instead of training it: a run of secateur train, or a file with a state dict."""
 
     weights: Path | None = None
-    """What training the baseline starts from, where that is not random: a file with a state dict."""
+    """What training the baseline starts from, if not from random weights: a file with a state dict."""
 
     only: str = "*"
     """Which of the experiment's runs to do, with wildcards."""
 
     epochs_scale: float = 1.0
-    """Times the length of everything, epochs and number of Ticks: 0.01 for a rehearsal."""
+    """Multiplies the length of everything, epochs and number of Ticks: 0.01 for a rehearsal."""
 
     seed: int = 0
     """Seed of everything random."""
@@ -49,16 +54,12 @@ class Reproduce:
     """Folder for the runs and the page."""
 
     source: Source = field(default_factory=Source)
-    engine: Hardware = field(default_factory=Hardware)
+    engine: Any = None
+    output: RunOutput = field(default_factory=RunOutput)
 
-    quiet: bool = False
-    """Say nothing on the way."""
-
-    json: bool = False
-    """Print as JSON where the page and the runs are, and the page's text."""
-
-    debug: bool = False
-    """Show the traceback of an error."""
+    @classmethod
+    def flags(cls, recipe: str) -> dict[str, type]:
+        return {"engine": flags_of(Engine)}
 
     def run(self) -> str:
         from secateur.recipes.experiments import find_experiment
@@ -66,31 +67,36 @@ class Reproduce:
         from secateur.training.distributed import join, leave
 
         experiment = find_experiment(self.experiment, self.recipe)
-        engine = self.engine.checked()
         conditions = Conditions(
             order=self.source.order(experiment.recipe, self.weights),
+            engine=Engine.of(**typed(self.engine)),
             out=self.out,
             seed=self.seed,
             scale=self.epochs_scale,
             baseline=self.baseline,
             only=self.only,
         )
-        output = Output(quiet=self.quiet)
         world = join()
-        text, page = reproduce(
-            self.experiment,
-            experiment,
-            conditions,
-            lambda order, settings, folder, further: watched(
-                order, settings, engine, self.engine.device, replace(output, out=folder), further
-            ),
-            lambda line: None if self.quiet or not world.leads else print(line, file=sys.stderr, flush=True),
-        )
+        quiet = self.output.quiet or not world.leads
+        try:
+            text, page = reproduce(
+                self.experiment,
+                experiment,
+                conditions,
+                lambda config, folder, continue_from: follow(config, folder, self.output, continue_from),
+                lambda line: None if quiet else print(line, file=sys.stderr, flush=True),
+            )
+        except Interrupted as error:
+            error.remedy = self.what_next()
+            raise
         leave()
         if not world.leads:
             return ""
-        if not self.json:
+        if not self.output.json:
             return f"{text}\nwritten to {page}"
         folders = {step.name: conditions.folder(step.name) for step in experiment.steps}
         runs = {name: str(folder) for name, folder in folders.items() if folder.is_dir()}
         return json.dumps({"page": str(page), "text": text, "runs": runs})
+
+    def what_next(self) -> str:
+        return "Give the same command again to continue"

@@ -18,7 +18,7 @@ from secateur.training.shards import BatchShard
 class Arrays:
     """Images and labels in batches. Pixels that are stored as uint8 become numbers between 0 and 1.
 
-    shuffle: in an order drawn anew for each pass. This and all augmentation use torch's global random numbers.
+    shuffle: in an order drawn for each pass. This and all augmentation use torch's global random numbers.
     augment: applied to a batch of images, as they are stored, after `crop` and `flip`.
     crop: each image is shifted by up to so many pixels in each direction; zeros fill the border.
     flip: each image is mirrored left to right with probability 1/2.
@@ -164,8 +164,8 @@ def _erased(arrays: Arrays, count: int) -> Tensor | None:
     device, side = arrays.images.device, arrays.erase
 
     def within(size: int) -> Tensor:
-        behind = torch.arange(size, device=device) - torch.randint(size, (count, 1), device=device) + side // 2
-        return (behind >= 0) & (behind < side)
+        offset = torch.arange(size, device=device) - torch.randint(size, (count, 1), device=device) + side // 2
+        return (offset >= 0) & (offset < side)
 
     rows, columns = map(within, arrays.images.shape[2:])
     return rows[:, None, :, None] & columns[:, None, None, :]

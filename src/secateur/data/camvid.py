@@ -6,9 +6,8 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader
 
-from secateur.data.files import Layout
 from secateur.data.images import VOID, Maps, compose, loaders, read_map
-from secateur.data.lists import images_in, named_files
+from secateur.data.layout import Layout
 from secateur.extras import import_extra
 
 CAMVID = Layout(
@@ -27,13 +26,13 @@ NUM_CLASSES = 11
 
 
 def camvid(folder: str | Path, batch_size: int = 4) -> tuple[DataLoader, DataLoader]:
-    """367 images for training, mirrored or not, and 233 for testing; labels 0 to 10, and 255 for void."""
+    """367 images for training, randomly flipped, and 233 for testing; labels 0 to 10, and 255 for void."""
     flip = import_extra("torchvision.transforms.v2", "vision").RandomHorizontalFlip()
     return loaders(_part(Path(folder), "train", flip), _part(Path(folder), "test"), batch_size)
 
 
 def _part(folder: Path, name: str, *steps: object) -> Maps:
-    images = images_in(folder / name, CAMVID)
-    maps = named_files(folder / f"{name}annot", [Path(image).name for image in images], folder / name, CAMVID)
+    images = CAMVID.images_in(folder / name)
+    maps = CAMVID.named_files(folder / f"{name}annot", [Path(image).name for image in images], folder / name)
     values = {value: value for value in range(NUM_CLASSES)} | {NUM_CLASSES: VOID}
     return Maps(images, maps, values, compose(*steps), CAMVID, read_map)

@@ -1,4 +1,4 @@
-"""Datasets by name. Each is read when it is asked for."""
+"""Datasets by name."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from secateur.errors import InvalidData, unknown_name
 
 @dataclass(frozen=True)
 class Dataset:
-    """Where a dataset is read, and what it is made of."""
+    """How a dataset is read, and what it consists of."""
 
     summary: str
     reader: str
-    """`module:function` of this package, which takes a folder (if there is one) and the size of a batch."""
+    """`module:function` of this package, which takes a folder (if there is one) and a batch size."""
     input_size: tuple[int, int, int]
-    """Of the images as a network sees them; only an example where they differ."""
+    """Of the images as a network gets them; an example where they differ in size."""
     batch_size: int = 128
     maps: bool = False
     """Whether every pixel has a label."""
     num_classes: int | None = None
-    """None: as many as the labels of the training data tell."""
+    """None: as many as there are in the training data."""
+    layout: str = ""
+    """The name of its `Layout` in that module, if it is not the function's in capitals."""
     folder: bool = True
-    """Whether it lies in a folder that the user must name."""
+    """Whether it is read from a folder of the user's."""
 
     def load(self, folder: str | Path | None, batch_size: int | None = None) -> tuple[Iterable[Any], Iterable[Any]]:
         """Batches for training, and batches for testing."""
         if not self.folder and folder is not None:
-            raise InvalidData(f"{self.summary} need no folder: leave out --data {folder}")
+            raise InvalidData(f"{self.summary} need no folder", got=folder, remedy="Leave it out")
         module, function = self._home()
         read = getattr(module, function)
         batch_size = self.batch_size if batch_size is None else batch_size
         if not self.folder:
             return read(batch_size)
         if folder is None:
-            raise InvalidData(f"{self.summary} is read from a folder: name it with --data")
+            raise InvalidData(f"{self.summary} is read from a folder", remedy="Name the folder")
         return read(Path(folder), batch_size)
 
     def describe(self) -> str:
@@ -47,7 +49,7 @@ class Dataset:
         if not self.folder:
             return f"{self.summary} need no folder"
         module, function = self._home()
-        return str(getattr(module, function.upper().removesuffix("_SEGMENTATION")))
+        return str(getattr(module, self.layout or function.upper()))
 
     def _home(self) -> tuple[ModuleType, str]:
         module, _, function = self.reader.partition(":")
@@ -64,7 +66,13 @@ DATASETS = {
     "cub200": Dataset("CUB-200-2011", "cub:cub200", (3, 224, 224), batch_size=64),
     "pets": Dataset("Oxford-IIIT Pets", "pets:pets", (3, 224, 224), batch_size=64),
     "pets_segmentation": Dataset(
-        "trimaps of Oxford-IIIT Pets", "pets:pets_segmentation", (3, 128, 128), batch_size=16, maps=True, num_classes=3
+        "trimaps of Oxford-IIIT Pets",
+        "pets:pets_segmentation",
+        (3, 128, 128),
+        batch_size=16,
+        maps=True,
+        num_classes=3,
+        layout="PETS",
     ),
     "camvid": Dataset("CamVid", "camvid:camvid", (3, 360, 480), batch_size=4, maps=True, num_classes=11),
     "voc2011_sbd": Dataset(

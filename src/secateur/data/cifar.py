@@ -1,15 +1,16 @@
-"""CIFAR-10 and CIFAR-100, as their authors packed them: pickled for Python, or as plain bytes."""
+"""CIFAR-10 and CIFAR-100 from their authors' archives: pickles for Python, or plain bytes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from secateur.data.arrays import Arrays
-from secateur.data.files import Layout
+from secateur.data.layout import Layout
 from secateur.data.unpickle import unpickle
 
 CIFAR10 = Layout(
@@ -53,9 +54,9 @@ class _Dataset:
     test: tuple[str, ...]
     num_classes: int
     label_key: str
-    """What the labels are called in a pickle."""
+    """The key of the labels in a pickle."""
     num_label_bytes: int
-    """Of a row of plain bytes; the last of them counts."""
+    """Of a row of plain bytes; the last one is the label."""
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
@@ -87,7 +88,7 @@ _CIFAR100 = _Dataset(
 
 
 def cifar10(folder: str | Path, batch_size: int = 128) -> tuple[Arrays, Arrays]:
-    """Training images (moved by up to 4 pixels and mirrored by chance) and test images of ten classes.
+    """Training images (shifted by up to 4 pixels, randomly flipped) and test images of ten classes.
 
     folder: holds cifar-10-batches-py or cifar-10-batches-bin, or is one of them.
     """
@@ -95,7 +96,7 @@ def cifar10(folder: str | Path, batch_size: int = 128) -> tuple[Arrays, Arrays]:
 
 
 def cifar100(folder: str | Path, batch_size: int = 128) -> tuple[Arrays, Arrays]:
-    """Training images (moved by up to 4 pixels and mirrored by chance) and test images of a hundred classes.
+    """Training images (shifted by up to 4 pixels, randomly flipped) and test images of a hundred classes.
 
     folder: holds cifar-100-python or cifar-100-binary, or is one of them.
     """
@@ -112,7 +113,7 @@ def _read(dataset: _Dataset, folder: Path, batch_size: int) -> tuple[Arrays, Arr
 
 
 def _find(dataset: _Dataset, folder: Path) -> tuple[Path, str]:
-    """The folder that has any of the files, and what their names end in."""
+    """The folder that has any of the files, and the ending of their names."""
     for below, ending in ((dataset.pickled, ""), (dataset.binary, ".bin")):
         for place in (folder / below, folder):
             if any((place / f"{name}{ending}").is_file() for name in dataset.train + dataset.test):
@@ -127,57 +128,46 @@ def _read_files(dataset: _Dataset, paths: list[Path]) -> tuple[Tensor, Tensor]:
 
 def _read_file(dataset: _Dataset, path: Path) -> tuple[Tensor, Tensor]:
     """The rows of pixels and the labels of one file."""
-    if not path.is_file():
-        raise dataset.layout.missing(path)
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ValueError(f"it has {path.stat().st_size:,} bytes, more than {_MAX_BYTES:,}")
-        data = path.read_bytes()
-        return _from_bytes(dataset, data) if path.suffix == ".bin" else _from_pickle(dataset, data)
-    except ValueError as error:
-        raise dataset.layout.broken(path, str(error)) from error
+    data = dataset.layout.read_bytes(path, _MAX_BYTES)
+    with dataset.layout.reading(path):
+        rows, labels = _from_bytes(dataset, data) if path.suffix == ".bin" else _from_pickle(dataset, data)
+        for row, label in enumerate(labels):
+            if type(label) is not int or not 0 <= label < dataset.num_classes:
+                what = label if isinstance(label, int) else type(label).__name__
+                raise ValueError(f"a label {what} in row {row}, and 0 to {dataset.num_classes - 1} are wanted")
+        return rows, torch.tensor(labels)
 
 
-def _from_bytes(dataset: _Dataset, data: bytes) -> tuple[Tensor, Tensor]:
+def _from_bytes(dataset: _Dataset, data: bytes) -> tuple[Tensor, list[Any]]:
     size = dataset.num_label_bytes + _PIXELS
     if not data or len(data) % size:
-        raise ValueError(f"it has {len(data):,} bytes, and rows of {size:,} are wanted, one or more")
+        raise ValueError(f"{len(data):,} bytes, and rows of {size:,} are wanted, one or more")
     rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).reshape(-1, size)
-    labels = rows[:, dataset.num_label_bytes - 1].long()
-    _check_labels(labels.tolist(), dataset.num_classes)
-    return rows[:, dataset.num_label_bytes :], labels
+    return rows[:, dataset.num_label_bytes :], rows[:, dataset.num_label_bytes - 1].tolist()
 
 
-def _from_pickle(dataset: _Dataset, data: bytes) -> tuple[Tensor, Tensor]:
+def _from_pickle(dataset: _Dataset, data: bytes) -> tuple[Tensor, list[Any]]:
     batch = unpickle(data)
     if not isinstance(batch, dict):
-        raise ValueError(f"it holds a {type(batch).__name__}, and a dict is wanted")
+        raise ValueError(f"a {type(batch).__name__}, and a dict is wanted")
     rows, labels = _entry(batch, "data"), _entry(batch, dataset.label_key)
     if not isinstance(rows, Tensor) or rows.dtype != torch.uint8 or rows.dim() != 2 or rows.shape[1] != _PIXELS:
-        raise ValueError(f"its data are {_describe(rows)}, and an array of N x {_PIXELS} bytes is wanted")
+        raise ValueError(f"data of {_describe(rows)}, and an array of N x {_PIXELS} bytes is wanted")
     labels = labels.tolist() if isinstance(labels, Tensor) else labels
     if not isinstance(labels, list) or len(labels) != len(rows):
-        raise ValueError(f"its {dataset.label_key} are {_describe(labels)}, and a list of {len(rows)} is wanted")
-    _check_labels(labels, dataset.num_classes)
-    return rows, torch.tensor(labels)
+        raise ValueError(f"{dataset.label_key} of {_describe(labels)}, and a list of {len(rows)} is wanted")
+    return rows, labels
 
 
-def _entry(batch: dict[str | bytes, object], key: str) -> object:
-    """What stands under a key, which Python 2 wrote as bytes."""
+def _entry(batch: dict[str | bytes, object], key: str) -> Any:
+    """The value under a key, which Python 2 wrote as bytes."""
     for spelling in (key.encode(), key):
         if spelling in batch:
             return batch[spelling]
-    raise ValueError(f"it has no {key}")
+    raise ValueError(f"no {key}")
 
 
 def _describe(value: object) -> str:
     if isinstance(value, Tensor):
-        return f"an array of {value.dtype} and shape {'x'.join(map(str, value.shape))}"
-    return f"a list of {len(value)}" if isinstance(value, list) else f"of type {type(value).__name__}"
-
-
-def _check_labels(labels: list[object], num_classes: int) -> None:
-    for row, label in enumerate(labels):
-        if type(label) is not int or not 0 <= label < num_classes:
-            what = label if isinstance(label, int) else type(label).__name__
-            raise ValueError(f"the label of row {row} is {what}, and 0 to {num_classes - 1} are wanted")
+        return f"{value.dtype} and shape {'x'.join(map(str, value.shape))}"
+    return f"{len(value)} values" if isinstance(value, list) else f"type {type(value).__name__}"

@@ -9,9 +9,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from secateur.data.files import Layout
 from secateur.data.images import Images, for_testing, for_training, loaders
-from secateur.data.lists import named_files, read_table
+from secateur.data.layout import Layout
 
 CUB200 = Layout(
     "CUB-200-2011",
@@ -30,22 +29,22 @@ CUB_200_2011/
 
 
 def cub200(folder: str | Path, batch_size: int = 64, boxes: bool = False) -> tuple[DataLoader, DataLoader]:
-    """5,994 images for training and 5,794 for testing; with `boxes` only what lies in the box around the bird.
+    """5,994 images for training and 5,794 for testing; with `boxes` cropped to the box around the bird.
 
-    Images are resized to 256x256, and cropped to 224x224: at random, mirrored or not, or in the middle.
+    Images are resized to 256x256 and cropped to 224x224: randomly, with random flips, or in the middle.
     """
     folder = CUB200.find(Path(folder), "CUB_200_2011/images.txt", "images.txt").parent
-    classes = read_table(folder / "classes.txt", CUB200, number=int, name=str)
+    classes = CUB200.read_table(folder / "classes.txt", number=int, name=str)
     names = {i: name for i, (name,) in _by_image(folder / "images.txt", name=str).items()}
     labels = _numbers(folder / "image_class_labels.txt", names, range(1, len(classes) + 1))
     chosen = _numbers(folder / "train_test_split.txt", names, range(2))
     places = _boxes(folder / "bounding_boxes.txt", names) if boxes else None
-    paths = named_files(folder / "images", list(names.values()), folder / "images.txt", CUB200)
+    paths = CUB200.named_files(folder / "images", list(names.values()), folder / "images.txt")
 
     def part(in_training: int, transform: Callable[[Any], Any]) -> Images:
         images = [(i, path) for i, path in zip(names, paths, strict=True) if chosen[i] == in_training]
         if not images:
-            raise CUB200.broken(folder / "train_test_split.txt", f"no image is marked with {in_training}")
+            raise CUB200.damaged(folder / "train_test_split.txt", f"no image with {in_training}")
         return Images(
             [path for _, path in images],
             [labels[i] - 1 for i, _ in images],
@@ -58,20 +57,20 @@ def cub200(folder: str | Path, batch_size: int = 64, boxes: bool = False) -> tup
 
 
 def _by_image(path: Path, **columns: Callable[[str], Any]) -> dict[int, tuple[Any, ...]]:
-    """The rest of each line by the number of the image, which comes first."""
-    rows = read_table(path, CUB200, image=int, **columns)
+    """The rest of each line by the number of the image, its first column."""
+    rows = CUB200.read_table(path, image=int, **columns)
     found = {row[0]: row[1:] for row in rows}
     if len(found) < len(rows):
-        raise CUB200.broken(path, "it has two lines for one image")
+        raise CUB200.damaged(path, "two lines for one image")
     return found
 
 
 def _of_images(path: Path, names: dict[int, str], **columns: Callable[[str], Any]) -> dict[int, tuple[Any, ...]]:
-    """A list that must be about the images of images.txt, all of them and no others."""
+    """The same of a list that must have a line for every image of images.txt, and no others."""
     rows = _by_image(path, **columns)
     if rows.keys() != names.keys():
         odd = min(rows.keys() ^ names.keys())
-        raise CUB200.broken(path, f"image {odd} is in it or in images.txt, but not in both")
+        raise CUB200.damaged(path, f"image {odd} in it or in images.txt, but not in both")
     return rows
 
 
@@ -79,7 +78,7 @@ def _numbers(path: Path, names: dict[int, str], allowed: range) -> dict[int, int
     numbers = {image: number for image, (number,) in _of_images(path, names, number=int).items()}
     for image, number in numbers.items():
         if number not in allowed:
-            raise CUB200.broken(path, f"image {image} has {number}, wanted {allowed[0]} to {allowed[-1]}")
+            raise CUB200.damaged(path, f"{number} for image {image}", f"{allowed[0]} to {allowed[-1]}")
     return numbers
 
 
@@ -87,8 +86,8 @@ def _boxes(path: Path, names: dict[int, str]) -> dict[int, tuple[float, float, f
     boxes = {}
     for image, box in _of_images(path, names, left=float, top=float, width=float, height=float).items():
         left, top, width, height = box
-        # Not a number is in no interval.
+        # NaN is in no interval.
         if not (-inf < left < inf and -inf < top < inf and 0 < width < inf and 0 < height < inf):
-            raise CUB200.broken(path, f"the box of image {image} has no inside: {box}")
+            raise CUB200.damaged(path, f"an empty box for image {image}: {box}")
         boxes[image] = (left, top, width, height)
     return boxes

@@ -7,15 +7,12 @@ from typing import Any
 import torch
 
 from secateur.data.arrays import Arrays
-from secateur.errors import MissingExtra
+from secateur.extras import import_extra
 
 
 def digits(batch_size: int = 64) -> tuple[Arrays, Arrays]:
-    """Training images (1,438, moved by up to a pixel each time) and test images (every fifth, 359)."""
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise MissingExtra('the digits come with scikit-learn; run: pip install "secateur[demo]"') from error
+    """Training images (1,438, shifted by up to a pixel) and test images (every fifth, 359)."""
+    load_digits = import_extra("sklearn.datasets", "demo").load_digits
     data: Any = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32)[:, None]
     images = (images - 4.884) / 6.017  # mean and standard deviation of all pixels

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader
 
-from secateur.data.files import Layout
-from secateur.data.images import Images, for_testing, for_training, loaders, reading
-from secateur.data.lists import check_name, images_in, named_files, read_table, subfolders
+from secateur.data.images import Images, for_testing, for_training, loaders
+from secateur.data.layout import Layout
 from secateur.data.matlab import read_mat
 from secateur.words import counted
 
@@ -73,14 +72,14 @@ def class_folders(folder: str | Path, batch_size: int = 64, size: int = 224) -> 
 
 
 def imagenet(folder: str | Path, batch_size: int = 256) -> tuple[DataLoader, DataLoader]:
-    """The 1.28 million training images and the 50,000 of validation; classes are numbered in the order of their names.
+    """1.28 million images for training and 50,000 for testing; classes are numbered in the order of their names.
 
-    Images are resized to 256x256, and cropped to 224x224: at random, mirrored or not, or in the middle.
+    Images are resized to 256x256 and cropped to 224x224: randomly, with random flips, or in the middle.
     """
     folder = Path(folder)
     classes = _classes(folder / "train", IMAGENET)
     train = _labelled(((folder / "train" / name, i) for i, name in enumerate(classes)), IMAGENET)
-    if subfolders(folder / "val", IMAGENET):
+    if IMAGENET.subfolders(folder / "val"):
         test = _test_folders(folder / "val", classes, IMAGENET)
     else:
         test = _flat_validation(folder, classes)
@@ -90,12 +89,12 @@ def imagenet(folder: str | Path, batch_size: int = 256) -> tuple[DataLoader, Dat
 def tiny_imagenet(folder: str | Path, batch_size: int = 128) -> tuple[DataLoader, DataLoader]:
     """100,000 images for training and 10,000 for testing; classes are numbered in the order of their names.
 
-    They keep their 64x64 pixels; in training each is moved by up to 4 of them, and mirrored or not.
+    They keep their 64x64 pixels; for training they are shifted by up to 4 pixels and randomly flipped.
     """
     names = TINY_IMAGENET.find(Path(folder), "tiny-imagenet-200/wnids.txt", "wnids.txt")
-    classes = sorted(name for (name,) in read_table(names, TINY_IMAGENET, wnid=str))
+    classes = sorted(name for (name,) in TINY_IMAGENET.read_table(names, wnid=str))
     for name in classes:
-        check_name(name, names, TINY_IMAGENET)
+        TINY_IMAGENET.check_name(name, names)
     folder = names.parent
     train = _labelled(((folder / "train" / name / "images", i) for i, name in enumerate(classes)), TINY_IMAGENET)
     test = _annotated(folder / "val", classes)
@@ -107,9 +106,9 @@ def tiny_imagenet(folder: str | Path, batch_size: int = 128) -> tuple[DataLoader
 
 
 def _classes(folder: Path, layout: Layout) -> list[str]:
-    classes = subfolders(folder, layout)
+    classes = layout.subfolders(folder)
     if not classes:
-        raise layout.broken(folder, "it holds no folders of classes")
+        raise layout.damaged(folder, "no folders", "a folder for each class")
     return classes
 
 
@@ -118,7 +117,7 @@ def _labelled(folders: Iterable[tuple[Path, int]], layout: Layout) -> tuple[list
     paths: list[str] = []
     targets: list[int] = []
     for folder, number in folders:
-        images = images_in(folder, layout)
+        images = layout.images_in(folder)
         paths += images
         targets += [number] * len(images)
     return paths, targets
@@ -129,41 +128,41 @@ def _test_folders(folder: Path, classes: list[str], layout: Layout) -> tuple[lis
     names = _classes(folder, layout)
     for name in names:
         if name not in numbers:
-            raise layout.broken(folder / name, f"train has no class {name!r}")
+            raise layout.damaged(folder / name, f"class {name!r}", "classes of train")
     return _labelled(((folder / name, numbers[name]) for name in names), layout)
 
 
 def _flat_validation(folder: Path, classes: list[str]) -> tuple[list[str], list[int]]:
-    """ImageNet's validation images in one folder; the development kit tells their classes."""
+    """ImageNet's validation images in one folder, with classes from the development kit."""
     data = folder / "ILSVRC2012_devkit_t12" / "data"
     source = data / "ILSVRC2012_validation_ground_truth.txt"
-    truth = [number for (number,) in read_table(source, IMAGENET, number=int)]
-    images = images_in(folder / "val", IMAGENET)
+    truth = [number for (number,) in IMAGENET.read_table(source, number=int)]
+    images = IMAGENET.images_in(folder / "val")
     if len(images) != len(truth):
-        raise IMAGENET.broken(source, f"it has {counted(len(truth), 'line')} for {counted(len(images), 'image')}")
+        raise IMAGENET.damaged(source, counted(len(truth), "line"), counted(len(images), "image"))
     names = [f"ILSVRC2012_val_{i:08d}.JPEG" for i in range(1, len(truth) + 1)]
-    paths = named_files(folder / "val", names, source, IMAGENET)
+    paths = IMAGENET.named_files(folder / "val", names, source)
     places = {name: i for i, name in enumerate(classes)}
     numbers = {number: places[name] for number, name in _class_names(data / "meta.mat").items() if name in places}
     for number in truth:
         if number not in numbers:
-            raise IMAGENET.broken(source, f"{number} is the number of no class that is in both meta.mat and train")
+            raise IMAGENET.damaged(source, f"class {number}", "classes that are in both meta.mat and train")
     return paths, [numbers[number] for number in truth]
 
 
 def _class_names(path: Path) -> dict[int, str]:
-    """The name of each class by its number in the development kit; among them what several have in common."""
-    with reading(str(path), IMAGENET):
+    """The name of each class by its number in the development kit; classes of classes are among them."""
+    with IMAGENET.reading(str(path)):
         return {int(synset["ILSVRC2012_ID"]): synset["WNID"] for synset in read_mat(path, "synsets")}
 
 
 def _annotated(folder: Path, classes: list[str]) -> tuple[list[str], list[int]]:
-    """Tiny-ImageNet's test images, whose classes stand in a list, with boxes that are of no use here."""
+    """Tiny-ImageNet's test images, with classes from a list, whose boxes are not needed."""
     source = folder / "val_annotations.txt"
-    rows = read_table(source, TINY_IMAGENET, file=str, wnid=str, left=int, top=int, right=int, bottom=int)
+    rows = TINY_IMAGENET.read_table(source, file=str, wnid=str, left=int, top=int, right=int, bottom=int)
     numbers = {name: i for i, name in enumerate(classes)}
     for _, name, *_ in rows:
         if name not in numbers:
-            raise TINY_IMAGENET.broken(source, f"{name!r} is not in wnids.txt")
-    paths = named_files(folder / "images", [file for file, *_ in rows], source, TINY_IMAGENET)
+            raise TINY_IMAGENET.damaged(source, repr(name), "classes of wnids.txt")
+    paths = TINY_IMAGENET.named_files(folder / "images", [file for file, *_ in rows], source)
     return paths, [numbers[name] for _, name, *_ in rows]

@@ -1,6 +1,6 @@
 """Files of MATLAB 5 to 7, as far as datasets need them: numbers, text and structs.
 
-scipy reads them too, but some broken files make it crash, and take the whole process with it.
+scipy reads them too, but some damaged files crash it and the whole process.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Far more than a label map or the names of a thousand classes take.
 MAX_BYTES = 2**24
+"""Far more than a label map or the names of a thousand classes take."""
 
 MATRIX, COMPRESSED = 14, 15
 STRUCT, TEXT, NUMBERS = 2, 4, range(6, 16)
@@ -35,14 +35,14 @@ ENCODINGS = {1: "latin-1", 2: "latin-1", 4: "utf-16-le", 16: "utf-8", 17: "utf-1
 
 
 def read_mat(path: str | Path, name: str) -> Any:
-    """The variable of that name: a tensor, a line of text, or a list of structs, each a dict; None for other kinds."""
+    """The variable of that name: a tensor, text, or a list of structs, each a dict; None for other kinds."""
     size = Path(path).stat().st_size
     if size > MAX_BYTES:
-        raise ValueError(f"it has {size:,} bytes, more than {MAX_BYTES:,}")
+        raise ValueError(f"{size:,} bytes, more than {MAX_BYTES:,}")
     data = Path(path).read_bytes()
     # The version of the format, and the order of bytes.
     if data[124:128] != b"\0\1IM":
-        raise ValueError("it is not a file of MATLAB 5 to 7, with low bytes first")
+        raise ValueError("no header of MATLAB 5 to 7, with low bytes first")
     elements = Elements(memoryview(data)[128:])
     while elements.left:
         kind, content = elements.take()
@@ -52,11 +52,11 @@ def read_mat(path: str | Path, name: str) -> Any:
             found, value = _read_matrix(content)
             if found == name:
                 return value
-    raise ValueError(f"it has no variable {name}")
+    raise ValueError(f"no variable {name}")
 
 
 class Elements:
-    """What a file or a matrix consists of, one after the other: each has a kind, a size and its bytes."""
+    """The parts of a file or a matrix in order: each has a kind, a size and its bytes."""
 
     def __init__(self, data: memoryview) -> None:
         self.data, self.place = data, 0
@@ -68,15 +68,15 @@ class Elements:
     def take(self) -> tuple[int, memoryview]:
         """The kind and the bytes of the next one."""
         if self.left < 8:
-            raise ValueError("it ends too early")
+            raise ValueError("an early end")
         kind, size = struct.unpack_from("<II", self.data, self.place)
         self.place += 8
         if kind >> 16:
-            # Up to four bytes share eight with their kind and their number.
+            # Up to four bytes share eight with their kind and their size.
             kind, size = kind & 0xFFFF, kind >> 16
             return kind, self.data[self.place - 4 : self.place][:size]
         if size > self.left:
-            raise ValueError("it ends too early")
+            raise ValueError("an early end")
         content = self.data[self.place : self.place + size]
         self.place += size if kind == COMPRESSED else size + -size % 8
         return kind, content
@@ -84,7 +84,7 @@ class Elements:
     def take_matrix(self) -> Any:
         kind, content = self.take()
         if kind != MATRIX:
-            raise ValueError(f"it has an element of kind {kind} where a matrix should be")
+            raise ValueError(f"an element of kind {kind} instead of a matrix")
         return _read_matrix(content)[1]
 
     def take_numbers(self) -> list[int]:
@@ -96,12 +96,12 @@ def _decompress(content: memoryview) -> memoryview:
     unpacking = zlib.decompressobj()
     data = unpacking.decompress(content, MAX_BYTES)
     if not unpacking.eof:
-        raise ValueError(f"it ends too early, or holds more than {MAX_BYTES:,} bytes")
+        raise ValueError(f"an early end, or more than {MAX_BYTES:,} bytes")
     return memoryview(data)
 
 
 def _read_matrix(content: memoryview) -> tuple[str, Any]:
-    """The name and the value; those within others have no name."""
+    """The name and the value; matrices within others have no name."""
     if not content:
         return "", None
     elements = Elements(content)
@@ -109,7 +109,7 @@ def _read_matrix(content: memoryview) -> tuple[str, Any]:
     shape = tuple(elements.take_numbers())
     name = bytes(elements.take()[1]).decode()
     if min(shape, default=-1) < 0:
-        raise ValueError(f"it has a matrix of shape {shape}")
+        raise ValueError(f"a matrix of shape {shape}")
     if kind == STRUCT:
         return name, _read_structs(elements, math.prod(shape))
     if kind == TEXT:
@@ -122,13 +122,12 @@ def _read_structs(elements: Elements, count: int) -> list[dict[str, Any]]:
     length = elements.take_numbers()[0]
     text = bytes(elements.take()[1])
     names = [text[i : i + length].partition(b"\0")[0].decode() for i in range(0, len(text), length)]
-    # Without fields they hold nothing and take no space, so that there could be any number of them.
+    # Structs without fields take no space, so a small file could claim any number of them.
     return [{name: elements.take_matrix() for name in names} for _ in range(count if names else 0)]
 
 
 def _tensor(kind: int, content: memoryview, shape: tuple[int, ...]) -> Tensor:
-    """The first index runs fastest in MATLAB, the last in torch."""
-    # Numbers may be stored as others than they are, where those take less space.
+    """A tensor of numbers, which MATLAB stores first index first, and perhaps as a smaller type."""
     dtype = DTYPES[kind]
     flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
     return flat.view(shape[::-1]).permute(*reversed(range(len(shape))))

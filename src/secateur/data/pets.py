@@ -8,9 +8,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from secateur.data.files import Layout
 from secateur.data.images import Images, Maps, compose, for_testing, for_training, loaders, read_map
-from secateur.data.lists import named_files, read_table
+from secateur.data.layout import Layout
 from secateur.extras import import_extra
 
 PETS = Layout(
@@ -32,7 +31,7 @@ NUM_BREEDS = 37
 def pets(folder: str | Path, batch_size: int = 64) -> tuple[DataLoader, DataLoader]:
     """The breeds: 3,680 images for training and 3,669 for testing.
 
-    Images are resized to 256x256, and cropped to 224x224: at random, mirrored or not, or in the middle.
+    Images are resized to 256x256 and cropped to 224x224: randomly, with random flips, or in the middle.
     """
 
     def part(names_file: str, transform: Callable[[Any], Any]) -> Images:
@@ -43,7 +42,7 @@ def pets(folder: str | Path, batch_size: int = 64) -> tuple[DataLoader, DataLoad
 
 
 def pets_segmentation(folder: str | Path, batch_size: int = 16, size: int = 128) -> tuple[DataLoader, DataLoader]:
-    """The same images with maps: 0 the animal, 1 background, 2 the border between; mirrored or not in training."""
+    """The same images with maps: 0 the animal, 1 background, 2 the border between; randomly flipped for training."""
     flip = import_extra("torchvision.transforms.v2", "vision").RandomHorizontalFlip()
 
     def part(names_file: str, *steps: object) -> Maps:
@@ -55,11 +54,11 @@ def pets_segmentation(folder: str | Path, batch_size: int = 16, size: int = 128)
 
 
 def _listed(folder: Path, names_file: str, below: str, ending: str) -> tuple[list[str], list[int]]:
-    """The files of the images that a list names, and the number of the breed of each, from 0."""
+    """The files that a list names, and the breed of each, from 0."""
     source = folder / "annotations" / names_file
-    rows = read_table(source, PETS, name=str, number=int, species=int, breed=int)
+    rows = PETS.read_table(source, name=str, number=int, species=int, breed=int)
     for name, number, *_ in rows:
         if not 1 <= number <= NUM_BREEDS:
-            raise PETS.broken(source, f"{name} has class {number}, wanted 1 to {NUM_BREEDS}")
-    files = named_files(folder / below, [f"{name}{ending}" for name, *_ in rows], source, PETS)
+            raise PETS.damaged(source, f"class {number} for {name}", f"1 to {NUM_BREEDS}")
+    files = PETS.named_files(folder / below, [f"{name}{ending}" for name, *_ in rows], source)
     return files, [number - 1 for _, number, *_ in rows]

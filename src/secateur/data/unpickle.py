@@ -1,62 +1,41 @@
-"""CIFAR's own files are pickles, and a pickle may hold any program: this reads the data in one and runs nothing.
+"""Read the data in a pickle, as CIFAR's files are, without running any program in it.
 
-It is a machine of its own, not pickle's. It has no opcode that imports or calls: the few functions that arrays are
-pickled with stay names, and are acted out here. Whatever the bytes, the time and the memory it takes are bounded.
+pickletools takes the file apart, and an interpreter of our own acts on the opcodes of plain data. It imports and calls
+nothing: the few functions with which arrays are pickled stay names, and are carried out here. Time and memory are
+bounded, whatever the bytes.
 """
 
 from __future__ import annotations
 
 import math
-import pickle
 import pickletools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from struct import Struct
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-# CIFAR-100's 50,000 rows with names and two labels take half of it, in the wordiest of the formats.
 _MAX_STEPS = 1_000_000
+"""CIFAR-100's 50,000 rows with names and two labels take half of it in the most verbose protocol."""
 
-_NUMBERS = {
-    pickle.BININT1: Struct("<B"),
-    pickle.BININT2: Struct("<H"),
-    pickle.BININT: Struct("<i"),
-    pickle.BINFLOAT: Struct(">d"),
+# What an opcode pushes, given its argument. Text of Python 2, which pickletools gives as Latin-1, stays bytes.
+_PUSHES: dict[str, Callable[..., object]] = {
+    **dict.fromkeys(("BININT1", "BININT2", "BININT", "BINFLOAT", "LONG1"), lambda number: number),
+    **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"), lambda text: text),
+    **dict.fromkeys(("SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8"), bytes),
+    **dict.fromkeys(("SHORT_BINSTRING", "BINSTRING"), lambda text: text.encode("latin-1")),
+    "EMPTY_DICT": lambda _: {},
+    "EMPTY_LIST": lambda _: [],
+    "EMPTY_TUPLE": lambda _: (),
+    "NONE": lambda _: None,
+    "NEWTRUE": lambda _: True,
+    "NEWFALSE": lambda _: False,
 }
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
-
-def _long(data: bytes) -> int:
-    return int.from_bytes(data, "little", signed=True)
-
-
-# How many bytes say the length, and what is made of the bytes behind it. Text of Python 2 stays bytes.
-_SIZED: dict[bytes, tuple[int, Callable[[bytes], object]]] = {
-    pickle.SHORT_BINSTRING: (1, bytes),
-    pickle.BINSTRING: (4, bytes),
-    pickle.SHORT_BINBYTES: (1, bytes),
-    pickle.BINBYTES: (4, bytes),
-    pickle.BINBYTES8: (8, bytes),
-    pickle.BYTEARRAY8: (8, bytes),
-    pickle.SHORT_BINUNICODE: (1, bytes.decode),
-    pickle.BINUNICODE: (4, bytes.decode),
-    pickle.BINUNICODE8: (8, bytes.decode),
-    pickle.LONG1: (1, _long),
-}
-_FRESH: dict[bytes, Callable[[], object]] = {
-    pickle.EMPTY_DICT: dict,
-    pickle.EMPTY_LIST: list,
-    pickle.EMPTY_TUPLE: tuple,
-    pickle.NONE: lambda: None,
-    pickle.NEWTRUE: lambda: True,
-    pickle.NEWFALSE: lambda: False,
-}
-_TUPLES = {pickle.TUPLE1: 1, pickle.TUPLE2: 2, pickle.TUPLE3: 3}
-
-# numpy has renamed its modules; Python 3 writes bytes as text and a call where the format is Python 2's.
+# numpy has renamed its modules; in protocol 2 Python 3 writes bytes as text and a call.
 _NAMES = {
     "numpy.core.multiarray._reconstruct": "reconstruct",
     "numpy._core.multiarray._reconstruct": "reconstruct",
@@ -73,17 +52,21 @@ _MAX_DIMENSIONS = 32
 
 
 def unpickle(data: bytes) -> object:
-    """What a pickle of protocol 2 to 5 holds, arrays as tensors; a ValueError says what is wrong or not allowed.
+    """The data in a pickle of protocol 2 to 5, with arrays as tensors; raises ValueError for what is not allowed.
 
+    >>> import pickle
     >>> unpickle(pickle.dumps({"labels": [3, 1, 4]}))
     {'labels': [3, 1, 4]}
     """
+    interpreter = _Interpreter(len(data))
     try:
-        return _Machine(data).run()
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+            if number >= _MAX_STEPS:
+                raise ValueError(f"more than {_MAX_STEPS:,} steps")
+            interpreter.step(opcode.name, argument)
     except IndexError as error:
-        raise ValueError("it takes more values from its stack than it has put there") from error
-    except UnicodeError as error:
-        raise ValueError("it holds text that is not in its own encoding") from error
+        raise ValueError("an empty stack where it takes a value") from error
+    return interpreter.result()
 
 
 @dataclass(frozen=True)
@@ -101,13 +84,13 @@ class _Dtype:
 
 @dataclass
 class _Array:
-    """An array that is still to be filled; a pickle names it before its contents are known."""
+    """An array that may not be filled yet; a pickle stores it before its contents are known."""
 
     tensor: Tensor | None = None
 
 
 class _Arguments(tuple[object, ...]):
-    """A tuple with something in it that is not data."""
+    """A tuple with something that is not data."""
 
 
 _DATA = {dict, list, tuple, bytes, str, int, float, bool, type(None), Tensor}
@@ -117,101 +100,66 @@ def _is_data(items: list[object]) -> bool:
     return {*map(type, items)} <= _DATA
 
 
-class _Machine:
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.position = 0
+class _Interpreter:
+    def __init__(self, size: int) -> None:
         self.stack: list[object] = []
         self.marks: list[int] = []
         self.memo: dict[int, object] = {}
-        # What calls may copy: an array's bytes are in the file once, and turned from text and into numbers once.
-        self.room = 2 * len(data)
+        # Bytes that calls may copy: those of an array are decoded from text once, and made numbers once.
+        self.room = 2 * size
 
-    def run(self) -> object:
-        for _ in range(_MAX_STEPS):
-            opcode = self.read(1)
-            if opcode == pickle.STOP:
-                break
-            self.step(opcode)
-        else:
-            raise ValueError(f"it takes more than {_MAX_STEPS:,} steps to read")
+    def result(self) -> object:
         if len(self.stack) != 1 or self.marks or not _is_data(self.stack):
-            raise ValueError("it does not end with a single value")
+            raise ValueError("no single value at its end")
         return self.stack[0]
 
-    def step(self, opcode: bytes) -> None:
-        if opcode in _NUMBERS:
-            (number,) = _NUMBERS[opcode].unpack(self.read(_NUMBERS[opcode].size))
-            self.stack.append(number)
-        elif opcode in _SIZED:
-            width, decode = _SIZED[opcode]
-            self.stack.append(decode(self.read(self.read_number(width))))
-        elif opcode in _FRESH:
-            self.stack.append(_FRESH[opcode]())
+    def step(self, opcode: str, argument: object) -> None:
+        if opcode in _PUSHES:
+            self.stack.append(_PUSHES[opcode](argument))
         elif opcode in _TUPLES:
             self.push_tuple([self.stack.pop() for _ in range(_TUPLES[opcode])][::-1])
         else:
-            self.act(opcode)
+            self.act(opcode, argument)
 
-    def act(self, opcode: bytes) -> None:
-        match opcode:
-            case pickle.PROTO:
-                protocol = self.read_number(1)
+    def act(self, opcode: str, argument: object) -> None:
+        match opcode, argument:
+            case "PROTO", int(protocol):
                 if not 2 <= protocol <= 5:
-                    raise ValueError(f"it is of pickle's protocol {protocol}, and 2 to 5 can be read")
-            case pickle.FRAME:  # a hint for readers of streams
-                self.read(8)
-            case pickle.MARK:
+                    raise ValueError(f"protocol {protocol} of pickle, and 2 to 5 can be read")
+            case (("FRAME" | "STOP"), _):
+                pass
+            case "MARK", _:
                 self.marks.append(len(self.stack))
-            case pickle.TUPLE:
+            case "TUPLE", _:
                 self.push_tuple(self.pop_to_mark())
-            case pickle.APPEND:
+            case "APPEND", _:
                 self.extend([self.stack.pop()])
-            case pickle.APPENDS:
+            case "APPENDS", _:
                 self.extend(self.pop_to_mark())
-            case pickle.SETITEM:
+            case "SETITEM", _:
                 self.update([self.stack.pop(), self.stack.pop()][::-1])
-            case pickle.SETITEMS:
+            case "SETITEMS", _:
                 self.update(self.pop_to_mark())
-            case pickle.BINPUT:
-                self.memo[self.read_number(1)] = self.stack[-1]
-            case pickle.LONG_BINPUT:
-                self.memo[self.read_number(4)] = self.stack[-1]
-            case pickle.MEMOIZE:
+            case (("BINPUT" | "LONG_BINPUT"), int(index)):
+                self.memo[index] = self.stack[-1]
+            case "MEMOIZE", _:
                 self.memo[len(self.memo)] = self.stack[-1]
-            case pickle.BINGET:
-                self.recall(self.read_number(1))
-            case pickle.LONG_BINGET:
-                self.recall(self.read_number(4))
-            case pickle.GLOBAL:
-                self.push_name(self.read_line(), self.read_line())
-            case pickle.STACK_GLOBAL:
+            case (("BINGET" | "LONG_BINGET"), int(index)):
+                self.recall(index)
+            case "GLOBAL", str(name):
+                self.push_name(name.replace(" ", "."))
+            case "STACK_GLOBAL", _:
                 name, module = self.stack.pop(), self.stack.pop()
-                self.push_name(module, name)
-            case pickle.REDUCE:
+                are_text = isinstance(module, str) and isinstance(name, str)
+                self.push_name(f"{module}.{name}" if are_text else "no text")
+            case "REDUCE", _:
                 arguments = self.stack.pop()
                 self.stack[-1] = self.call(self.stack[-1], arguments)
-            case pickle.BUILD:
+            case "BUILD", _:
                 state = self.stack.pop()
                 self.stack[-1] = self.fill(self.stack[-1], state)
             case _:
-                names = (known.name for known in pickletools.opcodes if known.code == opcode.decode("latin1"))
-                _refuse(f"the opcode {next(names, opcode)}")
-
-    def read(self, size: int) -> bytes:
-        start, self.position = self.position, self.position + size
-        if self.position > len(self.data):
-            raise ValueError(f"it ends after {len(self.data):,} bytes, in the middle of its data")
-        return self.data[start : self.position]
-
-    def read_number(self, width: int) -> int:
-        return int.from_bytes(self.read(width), "little")
-
-    def read_line(self) -> str:
-        end = self.data.find(b"\n", self.position, self.position + 100)
-        if end < 0:
-            _refuse("a long name")
-        return self.read(end + 1 - self.position)[:-1].decode()
+                _refuse(f"the opcode {opcode}")
 
     def pop_to_mark(self) -> list[object]:
         start = self.marks.pop()
@@ -222,11 +170,10 @@ class _Machine:
     def push_tuple(self, items: list[object]) -> None:
         self.stack.append(tuple(items) if _is_data(items) else _Arguments(items))
 
-    def push_name(self, module: object, name: object) -> None:
-        full = f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else "no text"
-        if full not in _NAMES:
-            _refuse(repr(full[:100]))
-        self.stack.append(_Name(_NAMES[full]))
+    def push_name(self, name: str) -> None:
+        if name not in _NAMES:
+            _refuse(repr(name[:100]))
+        self.stack.append(_Name(_NAMES[name]))
 
     def extend(self, items: list[object]) -> None:
         target = self.stack[-1]
@@ -236,7 +183,7 @@ class _Machine:
 
     def update(self, items: list[object]) -> None:
         target, keys, values = self.stack[-1], items[::2], items[1::2]
-        # Keys of other types can be made to collide, or to take for ever to hash.
+        # Keys of other types can collide, or take forever to hash.
         fits = len(keys) == len(values) and {*map(type, keys)} <= {bytes, str} and _is_data(values)
         if type(target) is not dict or not fits:
             _refuse("a dict whose keys are not text or whose values are not data")
@@ -244,14 +191,14 @@ class _Machine:
 
     def recall(self, index: int) -> None:
         if index not in self.memo:
-            raise ValueError(f"it goes back to value {index}, which it has not put by")
+            raise ValueError(f"a reference to value {index}, which it has not stored")
         value = self.memo[index]
         if isinstance(value, _Array) and value.tensor is not None:
             value = value.tensor
         self.stack.append(value)
 
     def call(self, function: object, arguments: object) -> object:
-        # Each pattern asks for the type before the value: comparing what the file made up may be slow or fail.
+        # Each pattern checks the type before the value: comparing values from the file may be slow or fail.
         match function, arguments:
             case _Name("reconstruct"), (_Name("ndarray"), (int(0),), bytes(b"b")):
                 return _Array()
@@ -282,22 +229,22 @@ class _Machine:
             _refuse(f"an array of {dtype.order + dtype.code!r}")
         sizes = [size for size in shape if type(size) is int and size > 0]
         if len(sizes) != len(shape) or len(shape) > _MAX_DIMENSIONS or math.prod(sizes) * kind.itemsize != len(raw):
-            raise ValueError(f"it holds an array with a shape that does not go with its {len(raw):,} bytes")
+            raise ValueError(f"an array whose shape does not fit its {len(raw):,} bytes")
         self.spend(len(raw))
-        # Of a copy: tensors can be written to, bytes cannot.
+        # A copy, since tensors can be written to.
         flat = torch.frombuffer(bytearray(raw), dtype=kind)
         return flat.reshape(sizes[::-1]).permute([*range(len(sizes))][::-1]) if fortran else flat.reshape(sizes)
 
     def spend(self, size: int) -> None:
         self.room -= size
         if self.room < 0:
-            raise ValueError("it unfolds to much more than its own size")
+            raise ValueError("much more data than its own size")
 
 
 def _text(text: str | bytes) -> str:
-    """Of a short code, however it was written."""
+    """A short code, written as text or bytes."""
     return text[:8] if isinstance(text, str) else text[:8].decode("latin1")
 
 
 def _refuse(what: str) -> NoReturn:
-    raise ValueError(f"it holds {what}; only plain data and arrays of integers are read from a pickle")
+    raise ValueError(f"{what}; only plain data and arrays of integers are read from a pickle")

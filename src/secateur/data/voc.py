@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from secateur.data.files import Layout
 from secateur.data.images import VOID, Maps, compose, loaders, read_map
-from secateur.data.lists import named_files, names_in, read_table
+from secateur.data.layout import Layout, names_in
 from secateur.data.matlab import read_mat
 from secateur.errors import InvalidSetting
 
@@ -34,24 +33,22 @@ FINER = "VOCdevkit/VOC2011/SegmentationClass"
 
 
 def voc2011_sbd(folder: str | Path, batch_size: int = 1) -> tuple[DataLoader, DataLoader]:
-    """SBD's 8,498 images for training and 2,857 for testing, as they are; labels 0 to 20, and 255 for void."""
+    """SBD's 8,498 images for training and 2,857 for testing, in full size; labels 0 to 20, and 255 for void."""
     if batch_size != 1:
-        raise InvalidSetting(
-            f"the images of VOC differ in size, so that a batch holds 1 of them, got batch_size={batch_size}"
-        )
+        raise InvalidSetting("images of VOC differ in size, so batch_size is out of range", got=batch_size, wanted=1)
     return loaders(_part(Path(folder), "train.txt"), _part(Path(folder), "val.txt"), batch_size)
 
 
 def _part(folder: Path, names_file: str) -> Maps:
     source = folder / SBD / names_file
-    names = [name for (name,) in read_table(source, VOC2011_SBD, name=str)]
-    images = named_files(folder / SBD / "img", [f"{name}.jpg" for name in names], source, VOC2011_SBD)
+    names = [name for (name,) in VOC2011_SBD.read_table(source, name=str)]
+    images = VOC2011_SBD.named_files(folder / SBD / "img", [f"{name}.jpg" for name in names], source)
     finer = next((place for place in (FINER, f"TrainVal/{FINER}") if (folder / place).is_dir()), None)
-    fine = set(names_in(folder / finer)) if finer is not None else set()
+    fine = names_in(folder / finer) if finer is not None else set()
     maps = [f"{finer}/{name}.png" if f"{name}.png" in fine else f"{SBD}/cls/{name}.mat" for name in names]
     return Maps(
         images,
-        named_files(folder, maps, source, VOC2011_SBD),
+        VOC2011_SBD.named_files(folder, maps, source),
         {value: value for value in (*range(21), VOID)},
         compose(),
         VOC2011_SBD,
@@ -60,11 +57,11 @@ def _part(folder: Path, names_file: str) -> Maps:
 
 
 def _read(path: str) -> Tensor:
-    """A label map of VOC's or of SBD's."""
+    """A label map of VOC or SBD."""
     if path.endswith(".png"):
         return read_map(path)
     truth = read_mat(path, "GTcls")
     values = truth[0].get("Segmentation") if isinstance(truth, list) and truth else None
     if not isinstance(values, Tensor) or values.dtype != torch.uint8:
-        raise ValueError("its variable GTcls has no field Segmentation of bytes")
+        raise ValueError("no variable GTcls with a field Segmentation of bytes")
     return values

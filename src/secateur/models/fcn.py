@@ -9,7 +9,7 @@ from secateur.models.vgg_cifar import STAGES, scaled
 HIDDEN = 4096
 """Channels of the two layers that were linear in VGG-16."""
 MARGIN = 100
-"""Zeros around the image, so that the smallest one still fills the 7x7 filters."""
+"""Zeros around the image, so that the smallest image still fills the 7x7 filters."""
 OFFSET = 19
 """Where the image begins in the upsampled scores, given that margin."""
 
@@ -46,7 +46,7 @@ class Fcn32s(nn.Module):
         self.initialize_()
 
     def initialize_(self) -> None:
-        """Draw the filters anew; the scores begin at zero."""
+        """Draw new filters; the scores start at zero."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")

@@ -133,7 +133,7 @@ def _find_in_torchvision(name: str) -> Callable[..., nn.Module]:
     if name not in known:
         raise unknown_name("torchvision network", name, known)
     builder = models.get_model_builder(name)
-    # Detection and segmentation download the backbone's weights unless told not to.
+    # Detection and segmentation download the backbone's weights by default.
     parameters = inspect.signature(builder).parameters
     no_weights = {key: None for key in ("weights", "weights_backbone") if key in parameters}
     return partial(builder, **no_weights)

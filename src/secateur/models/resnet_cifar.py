@@ -7,6 +7,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from secateur.errors import InvalidSetting
+
 Shortcut = Literal["conv", "pad"]
 
 
@@ -23,7 +25,7 @@ class PadShortcut(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Two 3x3 convolutions and a shortcut around them."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, shortcut: Shortcut):
         super().__init__()
@@ -48,8 +50,8 @@ class Block(nn.Module):
 class CifarResNet(nn.Module):
     """A ResNet of depth 6n + 2 for CIFAR.
 
-    `width` scales the channels of every stage. `shortcut` is what joins stages of different size: "conv", a 1x1
-    convolution with batch norm, or "pad", slicing and zero-padding without parameters.
+    `width` scales the channels of every stage. `shortcut` connects stages of different size: "conv" is a 1x1
+    convolution with batch norm, "pad" slicing and zero-padding without parameters.
 
     >>> sum(parameter.numel() for parameter in resnet56().parameters())
     855770
@@ -67,9 +69,9 @@ class CifarResNet(nn.Module):
         super().__init__()
         self.input_size = (in_channels, 32, 32)
         if depth < 8 or (depth - 2) % 6:
-            raise ValueError(f"depth must be 6n + 2 (8, 14, 20, ...), got {depth}")
+            raise InvalidSetting("depth is out of range", got=depth, wanted="6n + 2: 8, 14, 20, ...")
         if shortcut not in ("conv", "pad"):
-            raise ValueError(f"shortcut must be 'conv' or 'pad', got {shortcut!r}")
+            raise InvalidSetting("there is no such shortcut", got=repr(shortcut), wanted="'conv' or 'pad'")
         channels = max(1, round(16 * width))
         self.conv1 = nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
@@ -81,7 +83,7 @@ class CifarResNet(nn.Module):
         self.initialize_()
 
     def initialize_(self) -> None:
-        """Draw the filters anew."""
+        """Draw new filters."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -92,7 +94,7 @@ class CifarResNet(nn.Module):
         return self.fc(x.mean(dim=(2, 3)))
 
     def adapt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Weights of the Gate Decorator paper's authors, who say layer and linear for stage and fc."""
+        """Weights of the Gate Decorator paper's authors in the names of this network."""
         return {re.sub("^layer", "stage", re.sub("^linear", "fc", name)): tensor for name, tensor in state.items()}
 
 

@@ -3,11 +3,11 @@
 from torch import Tensor, nn
 
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
-"""Channels of the convolutions; between two stages the image is halved."""
+"""Channels of the convolutions; the image is halved between two stages."""
 
 
 def scaled(channels: int, width: float) -> int:
-    """That many times the channels, one at least."""
+    """So many times the channels, at least one."""
     return max(1, round(channels * width))
 
 
@@ -39,7 +39,7 @@ class CifarVgg(nn.Module):
         self.initialize_()
 
     def initialize_(self) -> None:
-        """Draw the filters anew."""
+        """Draw new filters."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -50,7 +50,7 @@ class CifarVgg(nn.Module):
     def adapt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Weights of torchvision's vgg16_bn in the names of this network; the linear layer stays as it is.
 
-        Its convolutions have biases, which the batch norms behind them take off again: here they go into the means.
+        Its convolutions have biases, which the batch norms after them subtract: here they go into the means.
         """
         if "features.0.bias" not in state:
             return state

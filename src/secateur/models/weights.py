@@ -46,12 +46,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors in a file by name, without the prefixes of wrappers."""
     try:
         found: Any = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except Exception as error:  # torch refuses files in many ways
-        raise InvalidData(
-            f"{path} is not a state dict that can be read safely",
-            got=(str(error).splitlines() or [type(error).__name__])[0],
-            remedy="Save one with torch.save(model.state_dict(), file), or as .safetensors",
-        ) from error
+    except Exception as error:  # torch refuses files in many ways, and suggests unsafe ones
+        remedy = "Save one with torch.save(model.state_dict(), file), or as .safetensors"
+        raise InvalidData(f"{path} is not a state dict that can be read safely", remedy=remedy) from error
     for key in WRAPPERS:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
@@ -65,7 +62,11 @@ def _read_state(model: nn.Module, path: Path) -> dict[str, Tensor]:
     """Anybody's state dict, made to fit the model's names."""
     state = read_weights(path)
     if hasattr(model, "adapt"):
-        state = model.adapt(state)  # pyright: ignore
+        try:
+            state = model.adapt(state)  # pyright: ignore
+        except (KeyError, ValueError, RuntimeError) as error:
+            wanted = f"weights for a {type(model).__name__}"
+            raise InvalidData(f"{path} is of another network", got=repr(error), wanted=wanted) from error
     own = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     twins = {tensor.data_ptr(): state[name] for name, tensor in own.items() if name in state}
     for name, tensor in own.items():

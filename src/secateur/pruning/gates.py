@@ -21,7 +21,7 @@ from secateur.channels.groups import ChannelGraph, ChannelGroup, Member, check_g
 from secateur.channels.guard import check_module
 from secateur.channels.labels import Role
 from secateur.channels.plan import Plan
-from secateur.channels.shrink import matching_tensors, shrink_, tensors_of
+from secateur.channels.shrink import check_same_network, shrink_, tensors_of
 from secateur.channels.sites import Site
 from secateur.errors import InvalidModel
 
@@ -148,7 +148,7 @@ def insert_gates_(model: nn.Module, graph: ChannelGraph, *, filter_scale: Filter
             raise InvalidModel(f"{name!r} already has a gate", remedy="Call merge_gates_(model) first")
         if any(hasattr(module, own) for own in Gated.__annotations__):
             raise InvalidModel(f"{name!r} has an attribute that begins with gate_", remedy="Rename it: gates need it")
-    matching_tensors(model, check_graph(graph))
+    check_same_network(model, check_graph(graph))
     if not any(group.size > group.at_least and group.name not in graph.ungated for group in graph.groups):
         reasons = sorted({str(f.reason) for f in graph.frozen} | {str(reason) for reason in graph.ungated.values()})
         listed = "; or ".join(reasons) or "is the only one of its layer"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from secateur.channels.cost import is_kept
 from secateur.channels.labels import Role
 from secateur.channels.plan import Plan
-from secateur.channels.shrink import cut, cuts_between
+from secateur.channels.shrink import cut
 from secateur.errors import InvalidModel, InvalidSetting, unknown_name
 from secateur.pruning.gates import Gates
 
@@ -320,7 +320,7 @@ class FilterScore(Score):
     def _filters(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The filters of each layer as rows, and the channel of each; masked filters are left out, as if cut."""
         graph, gates = self.gates.whole, self.gates
-        masked = cuts_between(Plan(gates.graph, gates.kept), gates.present)
+        masked = Plan(gates.graph, gates.kept).cuts(gates.present).kept
         for (tensor, axis), channels in graph.axes.items():
             if graph.roles[tensor, axis] == Role.PRODUCES and len(graph.shapes[tensor]) > 1:
                 path, _, attribute = tensor.rpartition(".")

@@ -1,4 +1,4 @@
-"""What a pruned network is compared with: its shape from random weights, and the network made evenly narrower."""
+"""What a pruned network is compared with: its shape with random weights, and a network narrowed evenly."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from secateur.errors import InvalidSetting
 from secateur.recipes.jobs import Order, build, narrower
 
 FINEST = 1 / 1024
-"""How finely widths are tried; layers have whole channels."""
+"""Step between widths that are tried."""
 
 
 @torch.no_grad()
 def initialize_(model: nn.Module) -> None:
-    """Draw all weights anew, for the shapes as they are.
+    """Draw all weights anew for the present shapes.
 
-    By the model's own method `initialize_` where it has one, as ours have; otherwise by the `reset_parameters` of its
-    modules, torch's defaults.
+    Uses the model's own method `initialize_` if it has one, as ours have, and otherwise `reset_parameters` of its
+    modules.
     """
     for module in model.modules():
         if hasattr(module, "reset_parameters"):
@@ -34,7 +34,8 @@ def initialize_(model: nn.Module) -> None:
 def solve_width(build: Callable[[float], nn.Module], example: Any, keep_macs: float) -> float:
     """The factor on all widths at which the network has that share of its MACs, as nearly as whole channels allow."""
     if not 0 < keep_macs <= 1:
-        raise InvalidSetting(f"keep_macs is the share that is left, above 0 and at most 1, got {keep_macs}")
+        wanted = "a share above 0 and at most 1"
+        raise InvalidSetting("the share of the MACs is out of range", got=keep_macs, wanted=wanted)
 
     def count(width: float) -> int:
         return analyze(build(width), example, probe=False).macs
@@ -50,6 +51,6 @@ def solve_width(build: Callable[[float], nn.Module], example: Any, keep_macs: fl
 
 
 def narrowed(order: Order, share: float, seed: int) -> Order:
-    """The same with all layers made narrower, until that share of the MACs is left."""
+    """The same order with all layers narrowed by one factor, so that this share of the MACs stays."""
     job = build(order, seed, torch.device("cpu"))
     return replace(order, width=order.width * solve_width(narrower(order, job), job.example, share))

@@ -68,7 +68,7 @@ class Demo:
 
 
 def run_demo(folder: Path, settings: TickTock, say: Callable[[str], None]) -> Demo:
-    """Train, prune, verify, time and save; `say` is told what is going on."""
+    """Train, prune, verify, time and save; `say` is called with lines about the progress."""
     training, test = digits()
     task = classification(training, test)
     model = train_baseline(task, settings.seed, say)

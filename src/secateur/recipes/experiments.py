@@ -1,18 +1,15 @@
-"""The paper's tables and figures: which runs each is made of. What is made of the runs is in `reports`."""
+"""The paper's tables and figures: which runs each consists of. `reports` makes the pages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from secateur.data.catalog import find_dataset
 from secateur.errors import InvalidSetting, unknown_name
 from secateur.recipes.paper import find_recipe
-from secateur.recipes.recipe import Training
 from secateur.runs.settings import TickTock
-
-SCRATCH_TIMES = 2
-"""Networks from random weights train for so many times the epochs of the baseline."""
+from secateur.training.settings import Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +17,20 @@ class Step:
     """One run of an experiment."""
 
     name: str
-    settings: TickTock
-    after: str | None = None
+    settings: TickTock | Training
+    weights_of: str | None = None
     """The step whose result it starts from."""
-    further: str | None = None
-    """The step whose pruning it goes on with, if that is done; else it begins anew."""
-    fresh: bool = False
-    """Only that result's shape is taken; the weights are random."""
-    shrunk: float | None = None
-    """All layers are made narrower by the factor at which this share of the MACs is left."""
+    shape_of: str | None = None
+    """The step whose shape it has, with random weights."""
+    narrow_to: float | None = None
+    """All layers are narrowed by one factor, so that this share of the MACs stays."""
+    continue_from: str | None = None
+    """The step whose pruning it continues, if that is finished; otherwise it begins anew."""
+
+    @property
+    def source(self) -> str | None:
+        """The step that must come before it."""
+        return self.weights_of or self.shape_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ def experiment(function: Callable[..., Experiment]) -> Callable[..., Experiment]
 
 
 def find_experiment(name: str, recipe: str | None = None) -> Experiment:
-    """The experiment of that name, with another recipe than its own if so wished."""
+    """The experiment of that name, with its own recipe or another."""
     if name not in EXPERIMENTS:
         raise unknown_name("experiment", name, list(EXPERIMENTS))
     return EXPERIMENTS[name](recipe) if recipe is not None else EXPERIMENTS[name]()
@@ -96,8 +98,8 @@ def appendix_d(recipe: str = "resnet50-imagenet") -> Experiment:
 def table3(recipe: str = "vgg16m-cifar100") -> Experiment:
     """Table 3: One-Shot, Tick-Only and Tick-Tock to 60, 40 and 20% of the MACs, fine-tuned and from scratch."""
     steps = [step for share in (60, 40, 20) for step in schedules(recipe, share)]
-    again = [scratch(recipe, step.name) for step in steps]
-    return Experiment(recipe=recipe, steps=(baseline(recipe), *steps, *again), report="schedules")
+    controls = [scratch(recipe, step.name) for step in steps]
+    return Experiment(recipe=recipe, steps=(baseline(recipe), *steps, *controls), report="schedules")
 
 
 @experiment
@@ -109,14 +111,14 @@ def appendix_e(recipe: str = "vgg16m-cifar100") -> Experiment:
 @experiment
 def gfir(recipe: str = "vgg16m-cub200") -> Experiment:
     """Figure GFIR: five scores, with and without the L1 term: accuracy before fine-tuning against filters removed."""
-    whole = find_recipe(recipe).pruning.but(keep_macs=None, keep_filters=0.2, finetune_epochs=0)
+    pruning = find_recipe(recipe).pruning.but(keep_filters=0.2, finetune_epochs=0)
     steps = []
     for score in ("taylor", "slim", "pcnn", "l1", "random"):
-        settings = whole.but(score=score)
-        steps.append(Step(name=score, settings=settings.but(sparsity=0.0), after="baseline"))
-        # PCNN has no factors that could be drawn to zero.
+        settings = pruning.but(score=score)
+        steps.append(Step(name=score, settings=settings.but(tock_sparsity=0.0), weights_of="baseline"))
+        # PCNN has no factors that the L1 term could shrink.
         if score != "pcnn":
-            steps.append(Step(name=f"{score}-sparse", settings=settings, after="baseline"))
+            steps.append(Step(name=f"{score}-sparse", settings=settings, weights_of="baseline"))
     return Experiment(recipe=recipe, steps=(baseline(recipe), *steps), report="rankings")
 
 
@@ -124,31 +126,31 @@ def gfir(recipe: str = "vgg16m-cub200") -> Experiment:
 def nas(recipe: str = "vgg16m-cifar100") -> Experiment:
     """Figure NAS: a quarter of the MACs by halving all layers, by pruning, and in the pruned shape from scratch."""
     (prune,) = pruned(recipe, {"quarter": 0.25})
-    narrow = Step(name="shrunk", settings=from_scratch(recipe), shrunk=0.25)
+    narrow = Step(name="shrunk", settings=doubled(find_recipe(recipe).training), narrow_to=0.25)
     steps = (baseline(recipe), prune, scratch(recipe, "quarter"), narrow)
     return Experiment(recipe=recipe, steps=steps, report="architectures")
 
 
 @experiment
 def segmentation(recipe: str = "fcn32s-voc") -> Experiment:
-    """Appendix C: FCN-32s without 27% of its MACs, mean IoU, and pictures of what both networks see."""
+    """Appendix C: FCN-32s without 27% of its MACs, mean IoU, and pictures of what both networks predict."""
     if not find_dataset(find_recipe(recipe).data).maps:
-        raise InvalidSetting(f"segmentation needs a label for every pixel, and {recipe} has one for every image")
+        got = f"one for every image in {recipe}"
+        raise InvalidSetting("this experiment is about segmentation", got=got, wanted="a label for every pixel")
     steps = (baseline(recipe), *pruned(recipe, {"pruned": 0.73}))
     return Experiment(recipe=recipe, steps=steps, report="pictures")
 
 
 def baseline(recipe: str) -> Step:
-    return Step(name="baseline", settings=find_recipe(recipe).training.settings(seed=0))
+    return Step(name="baseline", settings=find_recipe(recipe).training)
 
 
 def pruned(recipe: str, shares: dict[str, float]) -> tuple[Step, ...]:
-    """To these shares of the MACs, each further than the one before."""
-    settings = find_recipe(recipe).pruning
-    before = [None, *shares]
+    """To these shares of the MACs, each continued from the one before."""
+    pruning, before = find_recipe(recipe).pruning, [None, *shares]
     return tuple(
-        Step(name=name, settings=settings.but(keep_macs=share), after="baseline", further=further)
-        for (name, share), further in zip(shares.items(), before, strict=False)
+        Step(name=name, settings=pruning.but(keep_macs=share), weights_of="baseline", continue_from=last)
+        for (name, share), last in zip(shares.items(), before, strict=False)
     )
 
 
@@ -157,24 +159,21 @@ def resnet50_steps(recipe: str) -> tuple[Step, ...]:
 
 
 def schedules(recipe: str, share: int) -> list[Step]:
-    """The three schedules to that percentage of the MACs; of those with many Ticks, further than 20 more of them."""
-    whole = find_recipe(recipe).pruning.but(keep_macs=share / 100)
-    one_shot = Step(name=f"one-shot-{share}", settings=whole.but(tick_removes=1.0, ticks_per_tock=0), after="baseline")
-    many = {"tick-only": whole.but(ticks_per_tock=0), "tick-tock": whole}
-    return [
-        one_shot,
-        *(
-            Step(name=f"{name}-{share}", settings=value, after="baseline", further=f"{name}-{share + 20}")
-            for name, value in many.items()
-        ),
-    ]
+    """The three schedules to that percentage of the MACs; those with many Ticks continue from 20 percent more."""
+    pruning = find_recipe(recipe).pruning.but(keep_macs=share / 100)
+    one_shot = pruning.but(tick_removes=1.0, tock_every=0)
+    steps = [Step(name=f"one-shot-{share}", settings=one_shot, weights_of="baseline")]
+    for name, settings in (("tick-only", pruning.but(tock_every=0)), ("tick-tock", pruning)):
+        before = f"{name}-{share + 20}"
+        steps.append(Step(name=f"{name}-{share}", settings=settings, weights_of="baseline", continue_from=before))
+    return steps
 
 
-def scratch(recipe: str, after: str) -> Step:
+def scratch(recipe: str, step: str) -> Step:
     """The shape of a step's result from random weights."""
-    return Step(name=f"{after}-scratch", settings=from_scratch(recipe), after=after, fresh=True)
+    return Step(name=f"{step}-scratch", settings=doubled(find_recipe(recipe).training), shape_of=step)
 
 
-def from_scratch(recipe: str) -> TickTock:
-    training: Training = find_recipe(recipe).training
-    return replace(training, epochs=SCRATCH_TIMES * training.epochs).settings(seed=0)
+def doubled(training: Training) -> Training:
+    """For twice as many epochs, as the paper trains networks from random weights that pruned ones are compared with."""
+    return training.but(epochs=2 * training.schedule.epochs)

@@ -13,7 +13,7 @@ from secateur.training.settings import Schedule, Training
 LARGEST_TICK = 0.3
 """The largest share of filters that a Tick of a shortened run removes."""
 
-AnySettings = TypeVar("AnySettings", TickTock, Training)
+AnySettings = TypeVar("AnySettings", bound=TickTock | Training)
 
 
 def from_scratch() -> Training:

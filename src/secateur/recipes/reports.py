@@ -1,7 +1,7 @@
-"""What is made of an experiment's runs: the paper's tables with ours beside, and its figures.
+"""Pages of an experiment: the paper's tables with our numbers beside, and its figures.
 
-Each function takes what was done and gives a page in Markdown; figures are drawn beside it. Runs that are not done are
-left out.
+Each function takes the finished runs and gives a page in Markdown; figures are drawn beside it. Runs that are not
+finished are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from secateur.recipes.starts import open_network
 from secateur.results.bench import latency
 from secateur.results.figures import draw_curves, draw_structures
 from secateur.results.load import load
-from secateur.results.pictures import draw_seen
+from secateur.results.pictures import draw_predictions
 from secateur.results.structure import Layer, Structure, read_structure
 from secateur.training.checkpoint import read_config
 from secateur.words import counted
@@ -80,7 +80,7 @@ def nothing_yet(done: Done) -> str:
 def compared(done: Done) -> str:
     """Tables 1 and 2: what pruning does to cost and accuracy."""
     rows = [
-        [name, lower(run, "macs"), lower(run, "params"), *changes(run), PAPER.get(name, "")]
+        [name, change_of(run, "macs"), change_of(run, "params"), *changes(run), PAPER.get(name, "")]
         for name, run in done.pruned().items()
     ]
     names = next(iter(done.pruned().values()), {"after": {"metrics": {}}})["after"]["metrics"]
@@ -93,9 +93,11 @@ def schedules(done: Done) -> str:
     for name, run in done.runs.items():
         if name == "baseline" or name.endswith("-scratch"):
             continue
-        again = done.runs.get(f"{name}-scratch")
-        scratch = f"{main(again):.2f}" if again else "-"
-        rows.append([name, lower(run, "macs"), lower(run, "params"), f"{main(run):.2f}", scratch, PAPER.get(name, "")])
+        control = done.runs.get(f"{name}-scratch")
+        scratch = f"{main(control):.2f}" if control else "-"
+        rows.append(
+            [name, change_of(run, "macs"), change_of(run, "params"), f"{main(run):.2f}", scratch, PAPER.get(name, "")]
+        )
     heads = [
         "schedule",
         "MACs",
@@ -115,7 +117,7 @@ def rankings(done: Done) -> str:
 
 
 class Removed(NamedTuple):
-    """How far pruning has come: percent of the filters and MACs removed, and the number that matters most."""
+    """A moment of pruning: percent of the filters and MACs removed, and the main metric."""
 
     filters: float
     macs: float
@@ -132,7 +134,7 @@ def path_of(events: Sequence[dict[str, Any]]) -> list[Removed]:
 def draw_rankings(paths: dict[str, list[Removed]], against: str, figure: Path) -> None:
     """Curves by score, against filters or MACs removed, without the L1 term on the left and with it on the right."""
     curves = {name: [(getattr(each, against), each.value) for each in path] for name, path in paths.items()}
-    # PCNN has no factors that the L1 term could draw to zero: it is the same on both sides.
+    # PCNN has no factors that the L1 term could shrink: it is the same on both sides.
     sparse = {
         name.removesuffix("-sparse"): curves[name] for name in curves if name.endswith("-sparse") or name == "pcnn"
     }
@@ -143,12 +145,12 @@ def draw_rankings(paths: dict[str, list[Removed]], against: str, figure: Path) -
 
 
 def table_of_rankings(paths: dict[str, list[Removed]]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: the number when so many filters have gone, and the MACs left then."""
+    """Heads and rows: the main metric when so many filters are removed, and the MACs left then."""
     shares = (20, 40, 60, 80)
 
     def cell(path: list[Removed], share: int) -> str:
         there = at(path, share)
-        # Ticks of a rehearsal are large, and may pass over a share.
+        # Ticks of a rehearsal are large, and may skip a share.
         short = f"only {there.filters:.0f}% removed, " if share - there.filters > 2 else ""
         return f"{there.value:.2f} ({short}{100 - there.macs:.0f}% MACs left)"
 
@@ -157,7 +159,7 @@ def table_of_rankings(paths: dict[str, list[Removed]]) -> tuple[list[str], list[
 
 
 def architectures(done: Done) -> str:
-    """Figure NAS: networks of the same cost, and where they have their channels."""
+    """Figure NAS: networks of the same cost, and the widths of their layers."""
     whole = next((run["before"] for name, run in done.runs.items() if name == "quarter"), None)
     rows = []
     for name, run in done.pruned().items():
@@ -229,7 +231,7 @@ def throughput(done: Done) -> str:
 
 
 def pictures(done: Done) -> str:
-    """Appendix C: an image, the truth, and what both networks make of it."""
+    """Appendix C: an image, its labels, and what both networks predict."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     recipe = find_recipe(done.order.recipe)
     _, test = find_dataset(recipe.data).load(done.order.data, 1)
@@ -237,12 +239,12 @@ def pictures(done: Done) -> str:
         name: open_network(replace(done.order, weights=str(done.folders[name])), device).model
         for name in ("baseline", "pruned")
     }
-    draw_seen(networks, test, done.figure)
-    return compared(done) + f"\n![What both networks see]({done.figure.name})\n"
+    draw_predictions(networks, test, done.figure)
+    return compared(done) + f"\n![What both networks predict]({done.figure.name})\n"
 
 
 def main(run: dict[str, Any]) -> float:
-    """The number that matters most, after the run."""
+    """The main metric after the run."""
     return main_of(run["after"]["metrics"])
 
 
@@ -250,8 +252,8 @@ def main_of(metrics: dict[str, float]) -> float:
     return next(iter(numbers(metrics).values()), float("nan"))
 
 
-def lower(run: dict[str, Any], what: str) -> str:
-    """By how much something has fallen."""
+def change_of(run: dict[str, Any], what: str) -> str:
+    """The relative change of a cost."""
     return f"{run['after'][what] / run['before'][what] - 1:+.1%}"
 
 
@@ -261,44 +263,44 @@ def changes(run: dict[str, Any]) -> list[str]:
 
 
 def at(path: Sequence[Removed], share: float) -> Removed:
-    """Where the run last was before more of the filters were removed."""
+    """The last moment before more than this percentage of the filters was removed."""
     return [each for each in path if each.filters <= share + 1e-9][-1]
 
 
 def unlike_the_recipe(order: Order) -> list[str]:
-    """What the user has set otherwise."""
+    """What differs from the recipe."""
     recipe = find_recipe(order.recipe)
-    said = {
+    texts = {
         f"width {order.width:g}": order.width != 1,
         f"batches of {order.batch_size}": order.batch_size not in (None, recipe.batch_size),
         f"squares of {order.erase} pixels erased": order.erase not in (None, recipe.erase),
         f"tested on {counted(order.hold_out, 'image')} held out of the training data": order.hold_out,
     }
-    return [text for text, differs in said.items() if differs]
+    return [text for text, differs in texts.items() if differs]
 
 
 def precisions(done: Done) -> list[str]:
-    """What the runs were trained in, which may be another than was asked for: finished ones are taken as they are."""
+    """The number formats of the runs; finished runs may have another than the present command asks for."""
     folders = [done.folders[name] for name in done.runs if name in done.folders]
     runs = [folder for folder in folders if (folder / "config.json").is_file()]
     return sorted({read_config(run)["engine"]["precision"] for run in runs})
 
 
 def page(done: Done, heads: list[str], rows: list[list[str]], drawn: bool = False) -> str:
-    """A table, and how it came about."""
+    """A table, and how it was measured."""
     runs = list(done.runs.values())
     seeds = sorted({run["settings"]["seed"] for run in runs})
-    said = [
+    facts = [
         f"recipe {done.order.recipe}",
         *unlike_the_recipe(done.order),
-        " and ".join(sorted({run["hardware"] for run in runs})) if runs else "no run is done",
+        " and ".join(sorted({run["hardware"] for run in runs})) if runs else "no run is finished",
         " and ".join(precisions(done)),
         f"torch {runs[0]['versions']['torch']}" if runs else "",
         f"seed {', '.join(map(str, seeds))}, n = 1",
         f"{sum(run['seconds'] for run in runs):.0f} s of training in all",
     ]
-    note = f"\nA rehearsal: everything {done.scale:g} times as long as it should be.\n" if done.scale != 1 else ""
+    note = f"\nA rehearsal: everything is {done.scale:g} times as long as it should be.\n" if done.scale != 1 else ""
     table = ["| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows]]
     image = f"\n![Figure]({done.figure.name})\n" if drawn else ""
-    measured = f"Measured: {', '.join(filter(None, said))}. MACs are multiply-adds."
+    measured = f"Measured: {', '.join(filter(None, facts))}. MACs are multiply-adds."
     return "\n".join([*table, "", measured, note, image]).rstrip() + "\n"

@@ -38,7 +38,8 @@ def open_network(order: Order, device: torch.device, seed: int = 0) -> Job:
     if order.weights is not None:
         source = find_source(order.weights)
         if source.plan is not None:
-            shrink_(job.model, _plan_of(source.plan, analyze(job.model, job.example), order))
+            graph = analyze(job.model, job.example, ignore=order.ignore, inexact=order.inexact)
+            shrink_(job.model, _plan_of(source.plan, graph, order))
         source.fill_(job.model)
     return job
 
@@ -69,7 +70,7 @@ def find_source(name: str) -> Source:
         raise InvalidSetting(f"there is neither a run nor a file with weights at {path}")
     folder = find_result(path)
     weights, plan = folder / "model.safetensors", folder / "plan.json"
-    if not read_plan(plan)["groups"]:
+    if not read_plan(plan).groups:
         return Source(weights, is_result=True)
     return Source(weights, plan, _find_whole(folder.parent), is_result=True)
 
@@ -85,6 +86,8 @@ def begin(job: Job, graph: ChannelGraph, order: Order, seed: int) -> Start:
     whole = Plan(graph, graph.all_kept())
     source = find_source(order.weights) if order.weights is not None else None
     if source is None or source.plan is None:
+        if order.fresh:
+            raise InvalidSetting("there is no shape to take", got=order.weights, wanted="a pruned network")
         if source is not None:
             source.fill_(job.model)
         return Start(job.model, whole, job.model)

@@ -20,11 +20,11 @@ from secateur.recipes.recipe import scaled
 from secateur.recipes.timing import TABLE, latency_table, time_left
 from secateur.results.artifact import save
 from secateur.results.bench import latency
-from secateur.results.pictures import draw_seen
+from secateur.results.pictures import draw_predictions
 from secateur.results.summary import device_name, shape_of
 from secateur.runs.events import Event, Finished, Result
 from secateur.runs.prune import pruning_phases, training_phases
-from secateur.runs.record import continue_run, read_settings
+from secateur.runs.record import continued, read_settings
 from secateur.runs.run import Run
 from secateur.runs.settings import TickTock
 from secateur.training.checkpoint import as_it_was, read_config
@@ -65,10 +65,12 @@ def perform(
     say, world = observer.progress, World.current()
     if (out / "result" / "summary.json").is_file() and not any((out / "checkpoints").glob("[0-9]*")):
         raise InvalidSetting(f"{out} is finished, and its checkpoints are gone; its result is in {out / 'result'}")
-    with as_it_was(out, TABLE) if world.leads else nullcontext():
-        if continue_from is not None and world.leads and not (out / "config.json").is_file():
-            assert isinstance(settings, TickTock)
-            continue_run(continue_from, out, settings)
+    if (out / "config.json").is_file() or not world.leads:
+        continue_from = None
+    with (
+        as_it_was(out, TABLE) if world.leads else nullcontext(),
+        continued(continue_from, out, settings) if continue_from is not None else nullcontext(),
+    ):
         world.wait()
         resumes = (out / "config.json").is_file()
         say(f"building {order.recipe}")
@@ -168,7 +170,7 @@ def _save(
     save(result, out / "result", **about)
     if job.maps is not None:
         try:
-            draw_seen({"before": whole, "after": result.model}, job.maps, out / "result" / "pictures.png")
+            draw_predictions({"before": whole, "after": result.model}, job.maps, out / "result" / "pictures.png")
         except MissingExtra as error:
             say(f"no pictures are drawn: {error}")
 

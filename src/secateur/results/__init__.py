@@ -1,1 +1,1 @@
-"""What a run leaves behind: files, timings."""
+"""What a run gives: files on disk, exports, timings and the report."""

@@ -1,4 +1,4 @@
-"""A result on disk: the plan, the weights, the history, and a card that says what it is."""
+"""A result on disk: the plan, the weights, the history, a summary, and a card for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from secateur.channels.cuts import Cuts
 from secateur.channels.guard import check_extra_state
 from secateur.channels.shrink import tensors_of
 from secateur.files import to_json, write_atomic, write_tensors
@@ -18,32 +17,32 @@ from secateur.runs.events import Result
 def save(result: Result, path: str | Path, **about: Any) -> Path:
     """Write the result into a folder: `plan.json`, `model.safetensors`, `history.jsonl`, `summary.json` and `card.md`.
 
-    Each file appears whole or not at all; files of an earlier result in the same folder are replaced. `about` is plain
-    data for the summary: where the network came from, say.
+    Each file appears whole or not at all; files of an earlier result in the folder are replaced. `about` is plain data
+    for the summary, such as where the network came from.
     """
     folder = Path(path)
     check_extra_state(result.model)
     history = "".join(to_json(event.to_dict()) + "\n" for event in result.history)
-    plan = {**result.plan.to_dict(), "cuts": Cuts.of(result.plan).to_dict(), "network": about.get("network")}
+    plan = {**result.plan.to_dict(), "network": about.get("network")}
     (folder / "summary.json").unlink(missing_ok=True)
     write_tensors(folder / "model.safetensors", tensors_of(result.model))
     write_atomic(folder / "history.jsonl", history)
     write_atomic(folder / "plan.json", json.dumps(plan))
     write_atomic(folder / "card.md", card(result, about))
-    # Last, so that where there is a summary there is a whole result.
+    # Last: a folder with a summary holds a whole result.
     summary = to_json(summarize(result, about), indent=2)
     write_atomic(folder / "summary.json", summary)
     return folder
 
 
 def card(result: Result, about: dict[str, Any]) -> str:
-    """What the network was, what it is, and how to load it."""
+    """The network before and after, and how to load it."""
     settings = json.dumps(result.settings.to_dict(), indent=2, default=list)
     network = about.get("network")
     is_ours = network is not None and is_known(network["name"])
-    how = (
-        "secateur.load(folder)" if is_ours else "secateur.load(folder, build=build)  # build() makes the whole network"
-    )
+    how = "secateur.load(folder)"
+    if not is_ours:
+        how = "secateur.load(folder, build=build)  # build() makes the network as it was before pruning"
     whose = f", {network['name']}" if network is not None else ""
     known = {name: f"{value:.4g}" for name, value in result.metrics_before.items()}
     metrics = "".join(f"| {name} | {known.get(name, '-')} | {v:.4g} | |\n" for name, v in result.metrics.items())

@@ -1,4 +1,4 @@
-"""How long networks take, side by side."""
+"""Time networks, and compare them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Timing:
 def latency(
     models: dict[str, nn.Module], example: Any, repetitions: int = 30, patience: float = 5.0
 ) -> dict[str, float]:
-    """Median seconds of one forward pass of each; of three, where those take longer than `patience` together."""
+    """Median seconds of one forward pass of each; three repetitions are enough after `patience` seconds."""
     call = Example.of(example)
     device = call.tensors[0].device if call.tensors else torch.device("cpu")
     calls = {name: partial(call, model) for name, model in models.items()}
@@ -76,9 +76,10 @@ def bench(
     build: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[Timing], str]:
-    """Time networks by name, and tell on what."""
+    """Time networks by name; also returns the name of the device."""
     if batch < 1 or repetitions < 2:
-        raise InvalidSetting("batch must be 1 or more, and repetitions 2 or more")
+        got = f"batch {batch} and repetitions {repetitions}"
+        raise InvalidSetting("networks cannot be timed", got=got, wanted="1 or more, and 2 or more")
     calls: dict[str, Callable[[], object]] = {}
     costs: dict[str, Cost] = {}
     laid_out = in_memory if channels_last else Tensor.contiguous
@@ -90,28 +91,26 @@ def bench(
         size = ", ".join("x".join(map(str, tensor.shape[1:])) for tensor in call.tensors)
         first = first or size
         if size != first:
-            raise InvalidSetting(
-                f"{names[0]} takes images of {first} and {name} of {size}: times would not compare. "
-                "Name one shape for all, as --input 1x3x32x32"
-            )
+            got, wanted = f"{size} of {name}", f"{first} of {names[0]}"
+            raise InvalidSetting("the inputs differ", got=got, wanted=wanted, remedy="Give one shape for all")
         costs[name] = analyze(model, call.batch(1), probe=False).cost()
         model.to(device, PRECISIONS[precision])._apply(laid_out)
         drawn = call.batch(batch, torch.Generator().manual_seed(0)).on(device).to(PRECISIONS[precision])
         calls[name] = runner(model, drawn.map(laid_out), how)
-    say("by turns")
+    say("in turn")
     seconds = time_in_turn(calls, device, repetitions)
     timings = [summarize(name, seconds[name], batch, costs[name]) for name in calls]
     return timings, device_name(device)
 
 
 def runner(model: nn.Module, example: Any, how: Runner) -> Callable[[], object]:
-    """One forward pass, in the way that is asked for."""
+    """A function that runs one forward pass in that way."""
     call = Example.of(example)
     if how == "onnxruntime":
         return _in_onnxruntime(model, call)
     device = call.tensors[0].device
     if how == "captured" and device.type != "cuda":
-        raise InvalidSetting("captured is a CUDA graph, and the device has none: use --runner eager or --device cuda")
+        raise InvalidSetting("a forward pass can be captured as a CUDA graph only", got=device, wanted="a CUDA device")
     called: Any = torch.compile(model) if how == "compiled" else model
 
     def run() -> None:
@@ -128,10 +127,10 @@ def _in_onnxruntime(model: nn.Module, call: Example) -> Callable[[], object]:
     from secateur.results.export import export_onnx, feed
 
     if any(t.device.type != "cpu" or t.dtype in (torch.bfloat16, torch.float16) for t in call.tensors):
-        raise InvalidSetting("onnxruntime is timed on the CPU in fp32: use --device cpu --precision fp32")
+        raise InvalidSetting("onnxruntime is timed in another way", wanted="device cpu and precision fp32")
     runtime = import_extra("onnxruntime", "export")
     options = runtime.SessionOptions()
-    # Threads that wait for more work at full speed would take the cores from the network whose turn is next.
+    # Threads that spin while they wait would take the cores from the network whose turn is next.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
@@ -142,7 +141,7 @@ def _in_onnxruntime(model: nn.Module, call: Example) -> Callable[[], object]:
 
 
 def summarize(name: str, seconds: list[float], batch: int, cost: Cost) -> Timing:
-    """One network's numbers."""
+    """The statistics of one network's times."""
     median = statistics.median(seconds)
     ordered = sorted(seconds)
     p90 = ordered[min(len(ordered) - 1, round(0.9 * (len(ordered) - 1)))]
@@ -151,7 +150,7 @@ def summarize(name: str, seconds: list[float], batch: int, cost: Cost) -> Timing
 
 
 def table(timings: list[Timing]) -> str:
-    """Side by side, compared with the first."""
+    """A table of networks, compared with the first."""
     first = timings[0]
     wide = max(7, *(len(timing.name) for timing in timings))
     heads = f"{'MACs':>9} {'params':>9} {'median ms':>10} {'p90 ms':>9} {'images/s':>9} {'faster':>7} {'spread':>7}"
@@ -164,11 +163,11 @@ def table(timings: list[Timing]) -> str:
 
 
 def _remarks(timings: list[Timing]) -> list[str]:
-    """What to do about networks that are smaller and yet not faster than the first."""
+    """Advice for networks that are smaller than the first but not faster."""
     first = timings[0]
     slow = [t for t in timings if t.macs < first.macs and t.median >= first.median]
     return [
-        f"\n{t.name} has {t.macs / first.macs:.0%} of the MACs of {first.name} and is not faster here. If batches are "
-        "as they will be, prune with --multiple-of 8, as GPUs are slow at odd widths, or with --keep-latency"
+        f"\n{t.name} has {t.macs / first.macs:.0%} of the MACs of {first.name} and is not faster here. If this is the "
+        "batch size that counts, prune with multiple_of=8, since GPUs are slow at odd widths, or with keep_latency"
         for t in slow
     ]

@@ -1,4 +1,4 @@
-"""A network for other programs: ONNX, torch's exported programs, TorchScript, plain weights; checked once written."""
+"""Export a network as ONNX, an exported program, TorchScript or weights, and check what was written."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from torch.overrides import TorchFunctionMode
 from secateur.channels.example import Example, tensors_within
 from secateur.channels.shrink import copy_model, tensors_of
 from secateur.channels.verify import gaps_between
-from secateur.errors import CannotExport, NotEquivalent, SecateurError
+from secateur.errors import InvalidModel, NotEquivalent, SecateurError
 from secateur.extras import import_extra
 from secateur.files import write_atomic, write_tensors
 from secateur.training.task import evaluating
 
 BATCHES = (1, 3)
-"""Sizes of batches on which what was written is compared with the network."""
+"""Sizes of the batches on which what was written is compared with the network."""
 TOLERANCE = 1e-3
-"""Largest difference, as a share of the largest output, that passes for rounding in single precision."""
+"""The largest difference, as a share of the largest output, that counts as rounding in single precision."""
 
 
 def export_onnx(model: nn.Module, example: Any, path: str | Path) -> float:
-    """Write ONNX with a batch of any size, run it in onnxruntime, and give its largest difference."""
+    """Write ONNX for batches of any size, run it in onnxruntime, and return the largest difference."""
     import_extra("onnxscript", "export")
     runtime = import_extra("onnxruntime", "export")
     call = Example.of(example)
@@ -67,7 +67,7 @@ def export_onnx(model: nn.Module, example: Any, path: str | Path) -> float:
 
 
 def _names_of(output: Any, model: nn.Module) -> list[str] | None:
-    """What outputs are called: by the keys of a dict of tensors, unless inputs are called so."""
+    """Names of outputs: the keys of a dict of tensors, unless inputs have the same names."""
     if isinstance(output, Tensor):
         return ["output"]
     if not isinstance(output, dict) or not all(isinstance(value, Tensor) for value in output.values()):
@@ -77,14 +77,14 @@ def _names_of(output: Any, model: nn.Module) -> list[str] | None:
 
 
 def feed(session: Any, call: Example) -> dict[str, Any]:
-    """The arguments under the names that the session has for them."""
+    """The arguments under the session's names."""
     names = [given.name for given in session.get_inputs()]
     named = call.kwargs if set(call.kwargs) == set(names) else dict(zip(names, call.tensors, strict=True))
     return {name: tensor.numpy() for name, tensor in named.items()}
 
 
 def _any_batch(call: Example) -> Any:
-    """Which axes are of any size: the first of every tensor where the first tensor has its own."""
+    """Axes of variable size: the first of every tensor that is as long there as the first tensor."""
     size = call.tensors[0].shape[:1]
     axes = {0: torch.export.Dim("batch")}
 
@@ -96,7 +96,7 @@ def _any_batch(call: Example) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter says about itself, and about packages that the network does not need."""
+    """Without warnings and log messages of the exporter."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -109,7 +109,7 @@ def _quiet() -> Iterator[None]:
 
 
 def export_program(model: nn.Module, example: Any, path: str | Path) -> float:
-    """Write what `torch.export.load` reads, without any code of ours, with a batch of any size."""
+    """Write an exported program for `torch.export.load`, for batches of any size, without code of ours."""
     call = Example.of(example)
 
     def fill(target: Path) -> None:
@@ -128,8 +128,7 @@ def export_program(model: nn.Module, example: Any, path: str | Path) -> float:
 
 
 def export_torchscript(model: nn.Module, example: Any, path: str | Path) -> float:
-    """Write what `torch.jit.load` reads: the operations that ran for the example."""
-
+    """Write TorchScript for `torch.jit.load`: the operations that ran for the example."""
     call = Example.of(example)
 
     def fill(target: Path) -> None:
@@ -154,9 +153,9 @@ def export_weights(model: nn.Module, path: str | Path) -> None:
 
 
 def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, int]:
-    """A copy without those batch norms that follow a convolution directly, and how many they were.
+    """A copy without the batch norms that directly follow a convolution, and their number.
 
-    Which follow is seen by running the network; the copy is compared with it.
+    They are found by running the network. The copy is compared with the network.
     """
     model = copy_model(model).eval()
     folded = copy_model(model)
@@ -171,7 +170,7 @@ def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, int]:
 
 
 def _pairs(model: nn.Module, example: Any) -> dict[str, str]:
-    """The batch norm behind a convolution, where both run once and nothing else reads the weight or what is between."""
+    """The batch norm after a convolution, if both run once and nothing else reads the weight or the tensor between."""
     made: dict[int, list[str]] = {}
     taken: dict[int, list[str]] = {}
     runs: dict[str, int] = {}
@@ -213,7 +212,7 @@ def _pairs(model: nn.Module, example: Any) -> dict[str, str]:
 
 
 class Readers(TorchFunctionMode):
-    """Counts how many of torch's functions are given each tensor; those that ask for its size do not count."""
+    """Counts the calls of torch's functions with each tensor; those that return its size do not count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -230,7 +229,7 @@ class Readers(TorchFunctionMode):
 
 
 def _is_special(module: nn.Module) -> bool:
-    """Whether it does more than torch's own layer of its kind, or has no numbers that torch could fold."""
+    """Whether it does more than torch's own layer, or cannot be folded by torch."""
     foreign = type(module).__module__.partition(".")[0] != "torch"
     hooked = bool(module._forward_hooks or module._forward_pre_hooks)
     in_groups = isinstance(module, _ConvTransposeNd) and module.groups > 1
@@ -238,7 +237,7 @@ def _is_special(module: nn.Module) -> bool:
 
 
 def _numbers(output: Any) -> list[Tensor]:
-    """The tensors of an output, in the order of its parts; what is not a fraction is compared as one."""
+    """The tensors of an output in order, in double precision."""
     return [tensor.double() for tensor in tensors_within(output)]
 
 
@@ -250,7 +249,7 @@ def _write(
     fill: Callable[[Path], None],
     read: Callable[[Path], Callable[[Example], Any]],
 ) -> float:
-    """Write the network, read it again, and give the largest difference; the file appears once it is found right."""
+    """Write the network, read it back, and return the largest difference; a file that is wrong does not appear."""
     differences: list[float] = []
 
     def attempt(target: Path) -> None:
@@ -260,17 +259,17 @@ def _write(
             differences.append(_compare(model, call, read(target)))
         except (OSError, SecateurError):
             raise
-        except Exception as error:  # exporters fail in ways of their own
+        except Exception as error:  # exporters raise errors of many types
             text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
             reason = text.splitlines()[0] if text else type(error).__name__
-            raise CannotExport(f"{type(model).__name__} cannot be written as {kind}: {reason}") from error
+            raise InvalidModel(f"{type(model).__name__} cannot be written as {kind}", got=reason) from error
 
     write_atomic(path, attempt)
     return differences[0]
 
 
 def _compare(model: nn.Module, call: Example, other: Callable[[Example], Any]) -> float:
-    """The largest difference on random inputs, as a share of the largest output; raises if it is no rounding."""
+    """The largest difference on random inputs, as a share of the largest output; raises above rounding."""
     worst = 0.0
     generator = torch.Generator().manual_seed(0)
     for size in BATCHES:
@@ -280,8 +279,9 @@ def _compare(model: nn.Module, call: Example, other: Callable[[Example], Any]) -
         gaps = gaps_between(wanted, found)
         if gaps is None:
             shapes = [" and ".join(str(tuple(tensor.shape)) for tensor in each) for each in (found, wanted)]
-            raise NotEquivalent(f"what was written gives {shapes[0]} where the network gives {shapes[1]}")
+            raise NotEquivalent("what was written gives another shape", got=shapes[0], wanted=shapes[1])
         worst = max([worst, *(gap.relative for gap in gaps)])
     if not worst <= TOLERANCE:
-        raise NotEquivalent(f"what was written differs from the network by {worst:.1e} of its largest output")
+        got = f"{worst:.1e} of the largest output"
+        raise NotEquivalent("what was written differs from the network", got=got, wanted=f"{TOLERANCE:.0e} at most")
     return worst

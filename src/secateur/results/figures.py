@@ -1,4 +1,4 @@
-"""Figures of the paper's kind, drawn with matplotlib."""
+"""Figures as in the paper, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -19,12 +19,9 @@ COLOURS = ("#3b6fb6", "#d1662b", "#4b9b5f", "#8a5aa8", "#b0413e", "#7a7a7a")
 
 
 def draw_structures(structures: Sequence[Structure], path: Path, percent: bool = False) -> None:
-    """Channels of each layer, whole in grey and what is left in colour; or the percentage removed.
-
-    Structures of the same network share a figure, one below the other.
-    """
+    """Channels of each layer, before in grey and after in colour; or the percentage removed. One row per structure."""
     if not structures or not all(structure.layers for structure in structures):
-        raise InvalidSetting("there is nothing to draw: no run, or one without layers that could lose channels")
+        raise InvalidSetting("there is nothing to draw", wanted="runs with layers that can lose channels")
     with figure(path, rows=len(structures), width=max(6.0, 0.22 * max(len(s.layers) for s in structures))) as axes:
         for ax, structure, colour in zip(axes, structures, COLOURS * len(structures), strict=False):
             places = range(len(structure.layers))
@@ -38,14 +35,14 @@ def draw_structures(structures: Sequence[Structure], path: Path, percent: bool =
                 ax.bar(places, [layer.after for layer in structure.layers], color=colour, label="after")
                 ax.set_ylabel("channels")
                 ax.legend(frameon=False)
-            # Names are names, whatever dollar signs they have.
+            # Dollar signs in names are no formulas.
             ax.set_title(structure.title, loc="left", parse_math=False)
             names = [layer.name for layer in structure.layers]
             ax.set_xticks(places, names, rotation=90, fontsize=6, parse_math=False)
 
 
 def draw_curves(panels: dict[str, Curves], path: Path, across: str, up: str) -> None:
-    """Lines through points: panels by title, side by side, and curves by name, which look the same in all of them."""
+    """Curves by name in panels by title; a curve of one name looks the same in all panels."""
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
     looks = [(colour, style) for style in STYLES for colour in COLOURS]
     lines = {}
@@ -64,10 +61,10 @@ def draw_curves(panels: dict[str, Curves], path: Path, across: str, up: str) -> 
 
 
 def draw_pictures(rows: Sequence[Sequence[Any]], titles: Sequence[str], path: Path) -> None:
-    """A grid of images: arrays of shape HxWx3, or of whole numbers that stand for classes, drawn in colours."""
+    """A grid of images: arrays of shape HxWx3, or of integers, which are classes and get colours."""
     colours = import_extra("matplotlib", "report").colormaps
     listed = import_extra("matplotlib.colors", "report").ListedColormap
-    # Forty classes, and white for pixels that do not count.
+    # Forty classes, and white for void.
     classes = listed([*colours["tab20"].colors, *colours["tab20b"].colors]).with_extremes(over="white")
     with figure(path, rows=len(rows), columns=len(titles), width=2.2 * len(titles), height=2.0) as axes:
         for index, image in enumerate(image for row in rows for image in row):
@@ -80,16 +77,16 @@ def draw_pictures(rows: Sequence[Sequence[Any]], titles: Sequence[str], path: Pa
 
 @contextmanager
 def figure(path: Path, *, rows: int, width: float, columns: int = 1, height: float = 2.6) -> Iterator[list[Any]]:
-    """Axes to draw on, which become the file at the end; the same drawing gives the same bytes."""
+    """Axes to draw on, written to the file at the end; the same drawing gives the same bytes."""
     if path.suffix not in KINDS:
-        raise InvalidSetting(f"a figure is drawn as {', '.join(KINDS)}, got {path.name}")
+        raise InvalidSetting("a figure cannot have this ending", got=path.name, wanted=" or ".join(KINDS))
     matplotlib = import_extra("matplotlib", "report")
     drawing = import_extra("matplotlib.figure", "report").Figure(
         figsize=(width, height * rows), layout="constrained", dpi=150
     )
     grid = drawing.subplots(rows, columns, squeeze=False)
     yield [ax for row in grid for ax in row]
-    # No date, and names of parts that do not change.
+    # Without a date, and with identifiers that do not change.
     dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:], {})
     with matplotlib.rc_context({"svg.hashsalt": "secateur"}):
         write_atomic(path, lambda target: drawing.savefig(target, format=path.suffix[1:], metadata=dated))

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.channels.cuts import Cuts, checked_indices
-from secateur.channels.plan import VERSION
-from secateur.channels.shrink import tensors_of
+from secateur.channels import plan as plans
+from secateur.channels.plan import SavedPlan
+from secateur.channels.shrink import cut_, tensors_of
 from secateur.errors import InvalidData, InvalidModel, InvalidSetting
 from secateur.files import read_json
 from secateur.models.lookup import build_network, check_callable, find_callable, find_model, is_known
@@ -55,9 +55,9 @@ def load_with_example(path: str | Path, build: Callable[[], Any] | str | None = 
             # Not on the meta device, where constants of the user's own modules would stay without values.
             model, example = build_network(builder, name)
         else:
-            model, example = _build_named(plan, folder), None
+            model, example = _build_named(plan.data, folder), None
     try:
-        Cuts.from_dict(plan["cuts"]).apply_(model)
+        cut_(model, plan.cuts)
     except InvalidSetting as error:
         raise InvalidData(f"{folder / 'plan.json'} does not fit the network", got=error) from error
     load_weights_(model, folder / "model.safetensors", exact=True)
@@ -77,20 +77,13 @@ def find_result(path: Path) -> Path:
     raise InvalidData(f"there is no result in {path}", wanted="a plan.json and a model.safetensors", remedy=remedy)
 
 
-def read_plan(path: Path) -> dict[str, Any]:
+def read_plan(path: Path) -> SavedPlan:
     """What plan.json says, checked for form only."""
-    plan = read_json(path)
-    if plan.get("format") != "secateur-plan" or plan.get("version") != VERSION:
-        got = f"{plan.get('format')!r:.40} of version {plan.get('version')!r:.40}"
-        raise InvalidData(f"{path} cannot be read", got=got, wanted=f"'secateur-plan' of version {VERSION}")
+    data = read_json(path)
     try:
-        for name, entry in plan["groups"].items():
-            checked_indices(entry["kept"], entry["size"], name)
-        if not isinstance(plan["cuts"], dict):
-            raise TypeError("cuts are not an object")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidData(f"{path} is damaged", got=repr(error)) from error
-    return plan
+        return plans.read_plan(data)
+    except ValueError as error:
+        raise InvalidData(f"{path} is damaged, or of another version", got=error) from error
 
 
 def _build_named(plan: dict[str, Any], folder: Path) -> nn.Module:

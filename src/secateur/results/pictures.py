@@ -1,4 +1,4 @@
-"""What networks see in images: the image, the truth, and the classes that each network names for every pixel."""
+"""Pictures of segmentation: the image, the truth, and each network's classes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from secateur.training.batches import device_of
 from secateur.training.task import evaluating, output_of, pair
 
 ROWS = 4
-"""Images that are shown."""
+"""The number of images."""
 
 
-def draw_seen(networks: dict[str, nn.Module], test: Iterable[Any], path: Path) -> None:
-    """The first image of each of the first batches: as it is, as labelled, and as each network sees it."""
+def draw_predictions(networks: dict[str, nn.Module], test: Iterable[Any], path: Path) -> None:
+    """Draw the first image of each of the first batches, its labels, and each network's classes."""
     rows = []
     for batch, _ in zip(test, range(ROWS), strict=False):
         images, labels = pair(batch)
@@ -34,6 +34,6 @@ def _classes(network: nn.Module, images: Tensor) -> Any:
 
 
 def _picture(image: Tensor) -> Any:
-    """The image with its own darkest and brightest as black and white, whatever it was normalised by."""
+    """The image scaled from its own minimum to its maximum, whatever its normalization."""
     low, high = image.amin(), image.amax()
     return ((image - low) / (high - low).clamp_min(1e-9)).permute(1, 2, 0).cpu().numpy()

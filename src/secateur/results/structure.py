@@ -1,4 +1,4 @@
-"""Channels of every layer before and after: the structure of a pruned network, from a run's folder."""
+"""The structure of a pruned network: channels of every layer before and after, from a run's folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from secateur.errors import InvalidData, InvalidSetting
+from secateur.errors import InvalidData
 from secateur.files import read_json, read_json_lines
 
 Some = TypeVar("Some")
@@ -15,7 +15,7 @@ Some = TypeVar("Some")
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer's filters."""
+    """The number of a layer's filters."""
 
     name: str
     before: int
@@ -24,7 +24,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Structure:
-    """A network's layers, in the order in which they run."""
+    """A network's layers in the order in which they run."""
 
     title: str
     layers: list[Layer]
@@ -40,7 +40,7 @@ class Structure:
 
 
 def layers_after(widths: Iterable[Any], removed: Mapping[str, int]) -> list[Layer]:
-    """From the layers' widths, with the filters that a channel of each group is, and the channels removed by group."""
+    """Layers, from rows of name, width and filters per channel of each group, and the channels removed by group."""
     return [
         _layer(name, width, width - sum(each * removed.get(group, 0) for group, each in groups.items()))
         for name, width, groups in widths
@@ -48,7 +48,7 @@ def layers_after(widths: Iterable[Any], removed: Mapping[str, int]) -> list[Laye
 
 
 def read_structure(folder: str | Path) -> Structure:
-    """Of a run, finished or not, or of a result."""
+    """The structure of a run, finished or not, or of a result."""
     path = Path(folder)
     summary, config = path / "summary.json", path / "config.json"
     if summary.is_file():
@@ -57,15 +57,15 @@ def read_structure(folder: str | Path) -> Structure:
         removed = _checked(path / "events.jsonl", lambda: _count(read_json_lines(path / "events.jsonl")))
         layers = _checked(config, lambda: layers_after(read_json(config)["layers"], removed))
         if not removed and (path / "result" / "summary.json").is_file():
-            # Nothing was removed in this run, but it may have begun with a network that was cut before.
+            # The run removed nothing, but may have started from a network that was cut already.
             layers = read_structure(path / "result").layers
     else:
-        raise InvalidSetting(f"{path} is neither a run nor a result: it has no config.json and no summary.json")
+        raise InvalidData(f"{path} is neither a run nor a result", wanted="a config.json or a summary.json")
     return Structure(str(path), layers)
 
 
 def _count(events: list[dict[str, Any]]) -> dict[str, int]:
-    """How many channels of each group all events have removed."""
+    """The channels of each group that all events together have removed."""
     removed: dict[str, int] = {}
     for event in events:
         for group, count in event.get("removed", {}).items():
@@ -80,8 +80,10 @@ def _layer(name: str, before: int, after: int) -> Layer:
 
 
 def _checked(path: Path, read: Callable[[], Some]) -> Some:
-    """What is read, or an error that names the file whose contents cannot be what we wrote."""
+    """What is read; raises an error with the path if the file does not have our form."""
     try:
         return read()
+    except InvalidData:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidData(f"{path} is damaged, or of another version", got=repr(error)) from error

@@ -1,4 +1,4 @@
-"""One run in numbers: what it was asked for, what came out, and on what hardware."""
+"""The summary of a run: its settings, its outcome, and the hardware."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from secateur.results.structure import Layer, layers_after
 from secateur.runs.events import Result
+from secateur.runs.record import kind_of
 
 FORMAT = {"format": "secateur-summary", "version": 1}
 
@@ -23,6 +24,7 @@ def summarize(result: Result, about: dict[str, Any]) -> dict[str, Any]:
         **FORMAT,
         "input": shape_of(result.plan.graph.input),
         **about,
+        "kind": kind_of(result.settings),
         "settings": result.settings.to_dict(),
         "before": {"macs": before.macs, "params": before.params, "metrics": result.metrics_before},
         "after": {"macs": after.macs, "params": after.params, "metrics": result.metrics},
@@ -34,19 +36,19 @@ def summarize(result: Result, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def shape_of(text: str) -> list[int] | None:
-    """Of an example that is one tensor, from its words, as 1x3x32x32."""
+    """The shape of an example that is one tensor, from text such as 1x3x32x32; None for others."""
     return [int(size) for size in text.split("x")] if re.fullmatch(r"\d+(x\d+)*", text) else None
 
 
 def layers_of(result: Result) -> list[Layer]:
-    """Every layer that could lose filters."""
+    """Every layer that can lose filters."""
     graph, kept = result.plan.graph, result.plan.kept
     removed = {g.name: g.size - int(kept[g.span].sum()) for g in graph.groups}
     return layers_after(graph.widths, removed)
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU, or the machine, in words."""
+    """The name of the GPU, or the number of cores and the architecture."""
     return (
         torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()}-core {platform.machine()}"
     )

@@ -158,9 +158,11 @@ class Result:
 
     @property
     def metrics_before(self) -> dict[str, float]:
-        """Of the whole network, before it was pruned or trained further."""
+        """Of the whole network, before it was pruned or trained further; empty if they are not known."""
         start = next((event for event in self.history if isinstance(event, Start)), None)
-        return (start.original or start.metrics) if start is not None else {}
+        if start is None or start.original:
+            return start.original if start is not None else {}
+        return start.metrics if start.share == 1 else {}
 
     @property
     def metrics(self) -> dict[str, float]:

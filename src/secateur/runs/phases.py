@@ -31,6 +31,9 @@ class Phase:
     trains_whole = False
     """Whether the whole network is other after it than before."""
 
+    def check(self, run: Run) -> None:
+        """Raise for settings that do not fit the network, before anything is trained."""
+
     def start(self, run: Run) -> None:
         """Set up at the first step of the phase, and again when a run is resumed within it."""
 
@@ -90,6 +93,9 @@ class TrainPhase(Phase):
         self.trains_whole = name in ("baseline", "retrain")
         self.ema: Ema | None = None
 
+    def check(self, run: Run) -> None:
+        make_optimizer(run.trained, self.learning)
+
     def start(self, run: Run) -> None:
         only_train_(run.model, run.trained)
         if run.pruner is not None and not run.pruner.gates.merged:
@@ -145,6 +151,8 @@ class TrainPhase(Phase):
     @torch.no_grad()
     def load_state_dict(self, run: Run, state: dict[str, Any]) -> None:
         load_optimizer_state(self.optimizer, run.model, state["optimizer"])
+        if not state["ema"]:
+            self.ema = None  # the phase has ended
         for own, value in zip(self.tensors(), state["ema"], strict=True):
             own.copy_(value)
         self.unfinished = state["unfinished"]

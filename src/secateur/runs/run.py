@@ -31,6 +31,7 @@ from secateur.training.distill import distilled, scores_of
 from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_
 from secateur.training.engine import Engine
 from secateur.training.loop import LOOK_EVERY, NonFiniteLoss, Position, Trainer, Work
+from secateur.training.optimizers import make_optimizer
 from secateur.training.settings import Learning, Training
 from secateur.training.shards import shard
 from secateur.training.task import Loss, Task, check_task
@@ -118,15 +119,16 @@ class Run:
 
     def _check_phases(self, teacher: nn.Module) -> None:
         """Raise for what could not be done, before anything is; set up what can be set up now."""
+        make_optimizer(self.trained, self.settings.learning)
         if self.settings.learning.distill:
             with torch.no_grad():
                 for example in self.graph.calls.get("eval", ())[:1]:
-                    scores_of(example.copied().on(next(teacher.parameters()).device)(copy_model(teacher)))
+                    scores_of(example.copied().on(next(teacher.parameters()).device)(copy_model(teacher).eval()))
         trains_first = False
         for phase in self.phases:
             trains_first |= phase.trains_whole
-            if isinstance(phase, PruningPhase) and trains_first:
-                phase.check(self)
+            if trains_first or not isinstance(phase, PruningPhase):
+                phase.check(self)  # without training before it, pruning is set up below
         if not trains_first:
             self._insert_gates()
         self.phase.start(self)

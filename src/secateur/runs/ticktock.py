@@ -46,7 +46,6 @@ class PruningPhase(Phase):
         """How many are done."""
 
     def check(self, run: Run) -> None:
-        """Raise for settings that do not fit the network, before anything is trained."""
         trial = self.make_pruner(run, copy_model(run.model))
         trial.score.close()
 

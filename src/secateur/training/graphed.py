@@ -1,4 +1,4 @@
-"""A training step captured as a CUDA graph: hundreds of kernels started by one call."""
+"""A training step captured as a CUDA graph, which launches hundreds of kernels with one call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GraphedStep:
     """Replays `step` for batches of one shape.
 
     step: a whole training step of the model that reads its batch and writes to tensors only.
-    others: every tensor it writes to beside the model's and the optimizer's. All are left as they were before.
+    others: every tensor that it writes to, apart from the model's and the optimizer's. Capturing leaves all unchanged.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class GraphedStep:
                     step(self.inputs)
                 counters.learn()
                 with counters.taken_over():
-                    step(self.inputs)  # a compiled model is compiled anew without them, which a capture forbids
+                    step(self.inputs)  # a compiled model recompiles without them, which a capture forbids
         finally:
             torch.cuda.current_stream().wait_stream(stream)
             with torch.no_grad():
@@ -53,20 +53,20 @@ class GraphedStep:
                 before = {id(tensor) for tensor in known}
                 for tensor in _state_of(optimizer):
                     if id(tensor) not in before:
-                        tensor.zero_()  # made by the warm-up; those that are captured start theirs at zero
+                        tensor.zero_()  # made by the warm-up; the optimizers that are captured start at zero
             torch.cuda.set_rng_state(random)
-        usual = torch.cuda.current_stream()
+        outside = torch.cuda.current_stream()
         try:
             with counters.taken_over(), torch.cuda.graph(self.graph):
                 step(self.inputs)
                 counters.advance()
         except RuntimeError:
-            _leave_capture(usual)
+            _leave_capture(outside)
             raise
 
     @staticmethod
     def can_hold(batch: Any) -> bool:
-        """Whether the batch is tensors on a GPU and nothing that Python would look at."""
+        """Whether the batch consists of tensors on a GPU only."""
         leaves = leaves_of(batch)
         return bool(leaves) and all(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
 
@@ -85,7 +85,7 @@ class GraphedStep:
 
 
 class Counters:
-    """The norms' counters of batches, advanced all at once instead of one kernel each."""
+    """The norms' counters of batches, advanced together instead of by one kernel each."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = [
@@ -97,13 +97,13 @@ class Counters:
         self.before = [counter.clone() for counter in self.counters]
 
     def learn(self) -> None:
-        """How far a step advances each, from the warm-up."""
+        """Find out from the warm-up how far a step advances each."""
         passed = torch.stack(self.counters) - torch.stack(self.before) if self.counters else torch.zeros(0)
         self.advances = (passed // WARM_UP).tolist()
 
     @contextmanager
     def taken_over(self) -> Iterator[None]:
-        """The norms leave their counters alone."""
+        """Keep the norms from counting."""
         for module in self.modules:
             module._buffers["num_batches_tracked"] = None
         try:
@@ -118,7 +118,7 @@ class Counters:
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """Everything in the nest that is no tuple, list or dict, in order."""
+    """Everything within tuples, lists and dicts, in order."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (tuple, list)):
@@ -126,9 +126,9 @@ def leaves_of(value: Any) -> list[Any]:
     return [value]
 
 
-def _leave_capture(usual: torch.cuda.Stream) -> None:
-    """Torch's random numbers stay in a capture that has failed until another one succeeds; so may the stream."""
-    torch.cuda.set_stream(usual)
+def _leave_capture(outside: torch.cuda.Stream) -> None:
+    """End a failed capture: torch's generators, and perhaps the stream, stay in it until another one succeeds."""
+    torch.cuda.set_stream(outside)
     torch.cuda.synchronize()
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device="cuda")

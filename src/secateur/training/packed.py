@@ -1,4 +1,4 @@
-"""A state as a file holds it: tensors, and JSON that says where they go."""
+"""A state as files hold it: tensors, and JSON with their places."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from secateur.errors import InvalidSetting
 DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 STORED = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool}
 STORED |= {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
-"""What every safetensors knows; tensors of other types are stored as bytes."""
+"""Data types of every version of safetensors; tensors of others are stored as bytes."""
 
 FORMATS = {"channels_last": torch.channels_last, "channels_last_3d": torch.channels_last_3d}
 
 
 class Packed:
-    """A state taken apart: the tensors on the CPU, each once, and a skeleton in JSON that says where they go.
+    """A state in parts: its tensors on the CPU, each once, and a JSON skeleton with their places.
 
     In the skeleton an object has one key: {"dict": a dict}, {"tensor": its number}, or {"float": "nan" or "inf"}.
     """
@@ -38,7 +38,7 @@ class Packed:
         if isinstance(value, dict):
             for key in value:
                 if not isinstance(key, str):
-                    raise InvalidSetting(f"{where} has the key {key!r}: a checkpoint holds string keys only, use str()")
+                    raise InvalidSetting(f"a checkpoint cannot hold a key of {where}", got=repr(key), wanted="a string")
             return {"dict": {key: self._pack(item, f"{where}[{key!r}]") for key, item in value.items()}}
         if isinstance(value, list | tuple):
             return [self._pack(item, f"{where}[{index}]") for index, item in enumerate(value)]
@@ -46,13 +46,14 @@ class Packed:
             return {"float": str(float(value))}
         if value is None or isinstance(value, str | int | float):
             return value
-        kind = type(value).__name__
-        raise InvalidSetting(f"{where} is a {kind}, which a checkpoint cannot hold: make it a tensor, number or string")
+        wanted = "a tensor, number, string, list or dict"
+        raise InvalidSetting(f"a checkpoint cannot hold {where}", got=type(value).__name__, wanted=wanted)
 
     def _name(self, tensor: Tensor, where: str) -> str:
-        """Its number, the same for all that are the same view of the same memory."""
+        """Its number; tensors that are the same view of the same memory have the same."""
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise InvalidSetting(f"{where} is sparse, quantized or without data: a checkpoint holds dense tensors only")
+            got = "a sparse, quantized or meta tensor"
+            raise InvalidSetting(f"a checkpoint cannot hold {where}", got=got, wanted="a dense tensor")
         if tensor.numel():
             view = tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()
             key: object = (*view, tensor.dtype, tensor.is_conj(), tensor.is_neg())
@@ -93,11 +94,11 @@ def unpack(node: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def format_of(tensor: Tensor) -> str | None:
-    """The memory format, where it is not the plain one."""
+    """The memory format, unless it is contiguous."""
     name = {4: "channels_last", 5: "channels_last_3d"}.get(tensor.dim())
     if name is None:
         return None
-    # Where an axis has size one a tensor fits several formats; its strides still steer the choice of kernels.
+    # With an axis of size one a tensor fits several formats; its strides still decide which kernels run.
     strides = torch.empty_like(tensor, device="meta").stride()
     plain = torch.empty(tensor.shape, device="meta").stride()
     other = torch.empty(tensor.shape, device="meta", memory_format=FORMATS[name]).stride()

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from told import write_training
 from torch import nn
 
 import secateur
 from secateur.data.arrays import Arrays
 
-SETTINGS = secateur.TickTock(
-    keep_macs=0.5, tick_removes=0.15, ticks_per_tock=2, tock_epochs=2, finetune_epochs=2, min_ratio=0.2
+SETTINGS = secateur.TickTock.of(
+    keep_macs=0.5, tick_removes=0.15, tock_every=2, tock_epochs=2, finetune_epochs=2, min_ratio=0.2
 )
 
 
@@ -35,22 +36,19 @@ def make_run(folder: Path, settings: secateur.TickTock) -> secateur.Result:
         nn.Linear(16, 2),
     )
     task = secateur.classification(Arrays(images, labels, 32, shuffle=True), Arrays(images, labels, 96))
-    result = settings(model, secateur.analyze(model, images[:1]), task, folder=folder)
+    result = secateur.prune(model, images[:1], task, settings=settings, folder=folder)
     secateur.save(result, folder / "result")
     return result
 
 
 @pytest.fixture(scope="package")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """`taylor` and `slim`: finished. `training`: removed nothing."""
-    settings = {
-        "taylor": SETTINGS,
-        "slim": SETTINGS.but(score="slim", tick_removes=0.3, ticks_per_tock=0),
-        "training": secateur.TickTock(keep_macs=1.0, finetune_epochs=2),
-    }
-    folders = {name: tmp_path_factory.mktemp("runs") / name for name in settings}
-    for name, folder in folders.items():
-        make_run(folder, settings[name])
+    """`taylor` and `slim`: finished. `training`: a run that only trains."""
+    settings = {"taylor": SETTINGS, "slim": SETTINGS.but(score="slim", tick_removes=0.3, tock_every=0)}
+    folders = {name: tmp_path_factory.mktemp("runs") / name for name in (*settings, "training")}
+    for name in settings:
+        make_run(folders[name], settings[name])
+    write_training(folders["training"], folders["taylor"])
     return folders
 
 

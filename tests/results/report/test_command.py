@@ -57,13 +57,14 @@ def test_help_teaches_report(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, runs: dict[str, Path]) -> None:
-    said = f"secateur: {tmp_path} is neither a run nor a result: it has no config.json and no summary.json\n"
-    assert call(capsys, tmp_path) == (2, "", said)
-    assert call(capsys) == (2, "", "secateur: a report needs at least one run\n")
+    for arguments in ([tmp_path], []):
+        status, out, err = call(capsys, *arguments)
+        assert (status, out, len(err.splitlines())) == (2, "", 1)
+        assert err.startswith("secateur: ")
     (tmp_path / "config.json").write_text("{")
     status, out, err = call(capsys, runs["slim"], tmp_path)
     assert (status, out, len(err.splitlines())) == (2, "", 1)
-    assert err.startswith(f"secateur: cannot read {tmp_path / 'config.json'}: ")
+    assert err.startswith(f"secateur: {tmp_path / 'config.json'} cannot be read: ")
 
 
 @pytest.mark.parametrize("package", ["jinja2", "plotly.offline"])
@@ -74,7 +75,7 @@ def test_a_missing_package_is_one_line(
     page._environment.cache_clear()
     status, out, err = call(capsys, runs["slim"], "-o", tmp_path / "page.html")
     assert (status, out) == (2, "")
-    assert err == f'secateur: {package} is not installed; run: pip install "secateur[report]"\n'
+    assert err == f'secateur: {package} is not installed. Run: pip install "secateur[report]"\n'
 
 
 def test_the_files_of_the_page_come_with_the_package() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from looking import open_report
+from told import train_event, write_events
 
 from secateur.files import read_json_lines
 from secateur.pruning.scores import SCORES
@@ -94,17 +95,12 @@ def test_a_run_in_progress(copied: Path) -> None:
     page = render(read_runs([copied]))
     assert "not finished: Tick 2, " in page
     assert len(figures_of(page)["metric-0"]["data"][0]["y"]) == 3
-    (copied / "events.jsonl").write_text("")
-    assert shown(render(read_runs([copied]))) == []
-
-
-def test_one_tick_is_not_several(copied: Path) -> None:
-    shutil.rmtree(copied / "result")
-    lines = (copied / "events.jsonl").read_text().splitlines(keepends=True)
     (copied / "events.jsonl").write_text("".join(lines[:2]))
     page = render(read_runs([copied]))
     assert " in 1 Tick: the stronger the colour" in page
     assert '<p class="note">1 Tick</p>' in page
+    (copied / "events.jsonl").write_text("")
+    assert shown(render(read_runs([copied]))) == []
 
 
 def test_training_alone(runs: dict[str, Path]) -> None:
@@ -113,6 +109,30 @@ def test_training_alone(runs: dict[str, Path]) -> None:
     assert "Training epoch 2" in page
     assert "Fine-tuning" not in page
     assert "2 epochs of training" in page
+    assert "of the MACs left" not in page
+
+
+def test_training_before_pruning(copied: Path) -> None:
+    """Epochs of the baseline and of retraining come before the start, from which on metrics are compared."""
+    shutil.rmtree(copied / "result")
+    pruning = read_json_lines(copied / "events.jsonl")
+    training = [train_event(copied, phase, epoch) for phase in ("baseline", "retrain") for epoch in (1, 2)]
+    training[0]["metrics"] = {"accuracy": 1.0}
+    write_events(copied, [*training, *pruning])
+    (run,) = read_runs([copied])
+    assert [moment.name for moment in run.moments[:5]] == [
+        "Baseline epoch 1",
+        "Baseline epoch 2",
+        "Retraining epoch 1",
+        "Retraining epoch 2",
+        "Start",
+    ]
+    assert run.metric("accuracy")[0] == pruning[0]["metrics"]["accuracy"]
+    page = render([run])
+    assert len(figures_of(page)["metric-0"]["data"][0]["y"]) == 4 + len(pruning)
+    bands = [band["name"] for band in figures_of(page)["metric-0"]["layout"]["shapes"]]
+    assert bands[:2] == ["training", "Tick"]
+    assert "4 epochs of training" in page
 
 
 def test_training_beside_a_pruned_network(runs: dict[str, Path]) -> None:

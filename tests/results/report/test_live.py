@@ -73,7 +73,7 @@ def test_the_page_follows_the_run(browser: Any, growing: tuple[Path, list[str]],
     config = (folder / "config.json").read_bytes()
     (folder / "config.json").write_bytes(b"{")
     page.wait_for_selector("#trouble:visible")
-    assert "cannot read" in page.locator("#trouble").inner_text()
+    assert "cannot be read" in page.locator("#trouble").inner_text()
     (folder / "config.json").write_bytes(config)
     page.wait_for_selector("#trouble", state="hidden")
     assert view.said == []
@@ -110,7 +110,7 @@ def test_only_this_machine_by_its_own_name(server: Server) -> None:
         assert ask(server, "/news", Host=host)[0] == 403
 
 
-def test_a_run_that_vanishes_is_said_in_words(server: Server, growing: tuple[Path, list[str]]) -> None:
+def test_a_run_that_vanishes_is_an_error_on_the_page(server: Server, growing: tuple[Path, list[str]]) -> None:
     shutil.rmtree(growing[0])
     assert "neither a run nor a result" in json.loads(ask(server, "/news")[1])["error"]
     status, said = ask(server, "/")
@@ -139,4 +139,4 @@ def test_a_port_that_is_taken_is_one_line(growing: tuple[Path, list[str]], capsy
             cli.main(["report", str(growing[0]), "--live", "--port", port])
     out, err = capsys.readouterr()
     assert (stop.value.code, out, len(err.splitlines())) == (2, "", 1)
-    assert err.startswith(f"secateur: cannot serve on port {port}: ")
+    assert err.startswith(f"secateur: port {port} cannot be used: ")

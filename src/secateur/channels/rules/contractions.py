@@ -7,100 +7,60 @@ from math import prod
 from torch import Tensor
 
 from secateur.channels.labels import Role, any_alive, is_alive, with_alive
-from secateur.channels.rules.registry import ONLY, UNIFORM, Axis, Call, positive, rule
+from secateur.channels.reasons import Kind
+from secateur.channels.rules.call import UNIFORM, Axis, Call, positive
+from secateur.channels.rules.registry import rule
 
 
 def contract(call: Call, left: Tensor, left_axis: Axis, right: Tensor, right_axis: Axis) -> None:
     """Two axes are multiplied and summed: a channel can go if one side is zero for it."""
     call.expose()
     if isinstance(left_axis, Tensor) and isinstance(right_axis, Tensor):
-        call.table.tie(left_axis, right_axis)
+        call.tie(left_axis, right_axis)
         left_weights, right_weights = call.is_weights(left), call.is_weights(right)
         if left_weights and right_weights:
-            call.table.mark(left_axis, Role.PASSES)
-            call.table.mark(right_axis, Role.PASSES)
-            consume(call, left_axis[is_alive(right_axis)])
+            call.mark(left_axis, Role.PASSES)
+            call.mark(right_axis, Role.PASSES)
+            call.consume(left_axis[is_alive(right_axis)])
         elif right_weights:
-            consume(call, left_axis)
-            call.table.mark(right_axis, Role.CONSUMES)
+            call.consume(left_axis)
+            call.mark(right_axis, Role.CONSUMES)
         elif left_weights:
-            consume(call, right_axis)
-            call.table.mark(left_axis, Role.CONSUMES)
+            call.consume(right_axis)
+            call.mark(left_axis, Role.CONSUMES)
         else:
-            consume(call, left_axis[is_alive(right_axis)])
+            call.consume(left_axis[is_alive(right_axis)])
         return
     for tensor, axis, other, other_axis in ((left, left_axis, right, right_axis), (right, right_axis, left, left_axis)):
         if isinstance(axis, Tensor):
             if other_axis is UNIFORM and not call.is_weights(tensor):
-                consume(call, axis)
+                call.consume(axis)
             elif call.is_weights(other) and not call.is_weights(tensor):
-                call.freeze(axis, "is read by weights that are computed from all their inputs together")
+                call.freeze(axis, Kind.COMPUTED_WEIGHT)
             else:
-                call.freeze(axis, f"is multiplied with {call.fixed(other)}")
+                call.meet_fixed(axis, other)
 
 
 def summed_axis(call: Call, tensor: Tensor, dim: int) -> Axis:
     """The axis that is summed over; if it is of zeros that the code has made, their number may follow a cut."""
     axis = call.axes(tensor)[dim]
     if axis is UNIFORM and tensor.shape[dim] > 1 and call.is_zero(tensor):
-        axis = call.table.allocate(tensor.shape[dim])
-        call.watch.note_size(axis, len(axis), around=True)
+        (axis,) = call.new_zeros([tensor.shape[dim]], beside=False)
     return axis
-
-
-def consume(call: Call, codes: Tensor) -> None:
-    """These elements are summed up; the ones that are not zero without their channel must stay."""
-    call.expose()
-    if any_alive(codes):
-        alive = codes[is_alive(codes)]
-        call.freeze(alive, f"does not stay zero{call.watch.woken_by(alive[0])} on the way to its consumer")
-
-
-def produce(call: Call, weight: Tensor, dim: int, axis: Axis) -> None:
-    """The filters of a layer lie along this dimension of its weight; an only one stays."""
-    state = call.watch.state(weight)
-    if state is None or not state.weights:
-        return
-    if isinstance(axis, Tensor):
-        call.table.mark(axis, Role.PRODUCES)
-    elif weight.shape[dim] == 1:
-        # A view, as linear layers take of their weight, has lost the codes of an axis of size 1; the weight has not.
-        axes = [state.axes[dim], *(state.origin.state.axes if state.origin is not None else ())]
-        only = next((axis for axis in axes if isinstance(axis, Tensor) and axis.numel() == 1), None)
-        if only is not None:
-            call.table.mark(only, Role.PRODUCES)
-            call.freeze(only, ONLY)
-
-
-def made_by(
-    call: Call, weight: Tensor, codes: Axis, bias: Tensor | None, along: bool = True, carries: bool = False
-) -> None:
-    """The result comes from the filters of this weight.
-
-    along: these are the codes of one axis of the weight, the one along which its filters lie.
-    carries: each filter reads its own channel alone, so that what made the argument shows in the result.
-    """
-    if carries and not call.trains(weight):
-        return  # a blur
-    if call.is_weights(weight) and not all(call.is_weights(t) for t in call.tensors):
-        name = call.watch.add_filters(weight, codes, bias, along)
-        if call.watch.layers.filters[name].trains:
-            call.made = frozenset({name})
-        call.bare = frozenset({name}) | (call.bare if carries else frozenset())
 
 
 def add_bias(call: Call, axis: Axis, bias: Tensor | None) -> Axis:
     """The output axis after a bias of one value per index."""
-    if bias is None or bias.dim() == 0:
+    if bias is None:
         return axis
-    bias_axis = call.axes(bias)[-1]
+    bias_axis = call.axes(bias)[-1] if bias.dim() else UNIFORM
     if isinstance(axis, Tensor) and isinstance(bias_axis, Tensor):
-        call.table.tie(axis, bias_axis)
-        call.table.mark(bias_axis, Role.PRODUCES if call.is_weights(bias) else Role.PASSES)
+        call.tie(axis, bias_axis)
+        call.mark(bias_axis, Role.PRODUCES if call.is_weights(bias) else Role.PASSES)
         return with_alive(axis, is_alive(axis) | is_alive(bias_axis)) if any_alive(bias_axis) else axis
     if bias_axis is not UNIFORM or not isinstance(axis, Tensor):
-        call.freeze(axis, "is shifted by a bias of fixed size")
-        call.freeze(bias_axis, "shifts channels of fixed number")
+        call.meet_fixed(axis, bias)
+        call.meet_fixed(bias_axis)
         return None
     return with_alive(axis, True)
 
@@ -117,7 +77,7 @@ def convolution(call: Call) -> None:
     data_axes, weight_axes = call.axes(data), call.axes(weight)
     data_axes[1] = summed_axis(call, data, 1)
     for axis in weight_axes[2:]:
-        call.freeze(axis, "is the extent of a kernel")
+        call.freeze(axis, Kind.INDEXED, "a kernel")
     pointwise = all(size == 1 for size in weight.shape[2:]) and data.shape[2:] == call.out.shape[2:]
     space = data_axes[2:] if pointwise else [_smear(call, data_axes, dim) for dim in range(2, data.dim())]
     if groups == 1:
@@ -126,24 +86,24 @@ def convolution(call: Call) -> None:
         contract(call, data, source, weight, inner)
     else:
         source, num_in, outer = _grouped(call, data_axes[1], weight_axes)
-    produce(call, weight, 1 if transposed else 0, outer)
+    call.produce(weight, 1 if transposed else 0, outer)
     by_group = groups > 1 and source is None
     plain = not transposed or groups == 1 or (by_group and weight.shape[1] == 1 == num_in)
     filters = weight_axes[1 if transposed and groups == 1 else 0] if plain else outer
-    made_by(call, weight, filters, bias, along=plain, carries=by_group)
+    call.made_by(weight, filters, bias, along=plain, carries=by_group)
     grid = zip(space, (data if transposed else call.out).shape[2:], strict=True)
     channels = [(source, num_in), (outer, call.out.shape[1])]
-    call.watch.count(call, prod(weight.shape[2:]), [(data_axes[0], data.shape[0]), *channels, *grid])
+    call.count_macs(prod(weight.shape[2:]), [(data_axes[0], data.shape[0]), *channels, *grid])
     axes = [rows(data_axes[0], bias), add_bias(call, outer, bias), *(rows(axis, bias) for axis in space)]
     call.put(call.out, axes, consumes=True)
 
 
 def _smear(call: Call, axes: list[Axis], dim: int) -> Axis:
     """An axis of space that a kernel moves along."""
-    seen = call.mix(axes[dim], "passes a convolution over the channel axis")
+    seen = call.mix(axes[dim])
     if isinstance(seen, Tensor) and call.out.shape[dim] == seen.numel():
         return seen
-    return call.lose(seen, "passes a convolution that changes its size")
+    return call.lose(seen, Kind.MIXES)
 
 
 def _grouped(call: Call, source: Axis, weight_axes: list[Axis]) -> tuple[Axis, int, Axis]:
@@ -154,7 +114,7 @@ def _grouped(call: Call, source: Axis, weight_axes: list[Axis]) -> tuple[Axis, i
     data, weight, groups, transposed = call["input"], call["weight"], call["groups"], call["transposed"]
     in_each, out_each = data.shape[1] // groups, call.out.shape[1] // groups
     if in_each == 1 or groups >= max(in_each, out_each):
-        call.freeze(weight_axes[1], "is a position inside the groups of a convolution, which are removed whole")
+        call.freeze(weight_axes[1], Kind.INDEXED, "the groups of a convolution, which are removed whole")
         return None, in_each, _by_group(call, source, weight_axes[0], out_each)
     inner, outer = (weight_axes[0], weight_axes[1]) if transposed else (weight_axes[1], weight_axes[0])
     if isinstance(source, Tensor):
@@ -171,27 +131,29 @@ def _by_group(call: Call, source: Axis, lead: Axis, out_each: int) -> Axis:
     """The filters of a convolution whose groups are removed whole, inputs and outputs together."""
     if lead is UNIFORM and isinstance(source, Tensor) and source.numel() == call["groups"]:
         # One kernel for every channel, as a blur has it.
-        call.watch.note_size(source, call["groups"])
+        if not call.counts("groups", source):
+            call.sized(source)
         return source.repeat_interleave(out_each)
     if not isinstance(lead, Tensor) or not isinstance(source, Tensor):
-        call.freeze(lead, "is part of a grouped convolution over channels that stay")
-        call.freeze(source, "is part of a grouped convolution with weights of fixed size")
+        call.meet_fixed(lead, call["input"])
+        call.meet_fixed(source, call["weight"])
         return None
     groups = call["groups"]
     lead = lead.reshape(groups, -1)
     heads = lead[:, :1]
-    call.table.tie(lead, heads)
-    call.table.tie(source.reshape(groups, -1), heads)
+    call.tie(lead, heads)
+    call.tie(source.reshape(groups, -1), heads)
     if call.is_weights(call["weight"]):
-        call.table.mark(lead, Role.PRODUCES)
-    call.watch.note_size(heads[:, 0], groups)
+        call.mark(lead, Role.PRODUCES)
+    if not call.counts("groups", heads[:, 0]):
+        call.sized(heads[:, 0])
     return with_alive(heads, is_alive(lead).any(1, keepdim=True)).expand(groups, out_each).reshape(-1)
 
 
 def _fold(call: Call, codes: Tensor, groups: int) -> Tensor:
-    """Tie the same position of every group; one group's worth of codes."""
+    """Tie the same position of every group, and return the codes of one group."""
     grouped = codes.reshape(groups, -1)
-    call.table.tie(grouped, grouped[:1])
+    call.tie(grouped, grouped[:1])
     return with_alive(grouped[0], is_alive(grouped).any(0))
 
 
@@ -200,11 +162,11 @@ def matrix_product(call: Call, left: Tensor, right: Tensor, bias: Tensor | None 
     left_axes, right_axes = call.axes(left), call.axes(right)
     left_axes[-1] = summed_axis(call, left, -1)
     contract(call, left, left_axes[-1], right, summed_axis(call, right, -2 if right.dim() > 1 else -1))
-    call.bare = frozenset()
+    call.drop_filters()
     for tensor, dim in ((left, -2), (right, -1)):
         if tensor.dim() > 1:
-            produce(call, tensor, dim, call.axes(tensor)[dim])
-            made_by(call, tensor, call.axes(tensor)[dim], bias)
+            call.produce(tensor, dim, call.axes(tensor)[dim])
+            call.made_by(tensor, call.axes(tensor)[dim], bias)
     axes = [_tie_batch(call, (left, a), (right, b)) for a, b in zip(left_axes[:-2], right_axes[:-2], strict=False)]
     batch = list(zip(axes, left.shape[:-2], strict=False))
     ends: list[tuple[Axis, int]] = []
@@ -213,22 +175,22 @@ def matrix_product(call: Call, left: Tensor, right: Tensor, bias: Tensor | None 
     if right.dim() > 1:
         ends.append((right_axes[-1], right.shape[-1]))
     axes += [axis for axis, _ in ends]
-    call.watch.count(call, 1, [*batch, (left_axes[-1], left.shape[-1]), *ends])
-    if bias is not None and bias.dim() == 1:
+    call.count_macs(1, [*batch, (left_axes[-1], left.shape[-1]), *ends])
+    if bias is not None and bias.dim() < 2:
         axes[-1] = add_bias(call, axes[-1], bias)
-    elif bias is not None and bias.dim() > 1:
-        call.freeze_axes(bias, "is added to a matrix product")
-        axes = [call.lose(axis, "is added to a matrix product") for axis in axes]
+    elif bias is not None:
+        call.freeze_axes(bias, Kind.UNSUPPORTED)
+        axes = [call.lose(axis, Kind.UNSUPPORTED) for axis in axes]
     call.put(call.out, axes, consumes=True)
 
 
 def _tie_batch(call: Call, *met: tuple[Tensor, Axis]) -> Axis:
     (left, left_axis), (right, right_axis) = met
     if isinstance(left_axis, Tensor) and isinstance(right_axis, Tensor):
-        call.table.tie(left_axis, right_axis)
+        call.tie(left_axis, right_axis)
         return with_alive(left_axis, is_alive(left_axis) & is_alive(right_axis))
-    call.freeze(left_axis, f"meets {call.fixed(right)}")
-    call.freeze(right_axis, f"meets {call.fixed(left)}")
+    call.meet_fixed(left_axis, right)
+    call.meet_fixed(right_axis, left)
     return None
 
 
@@ -251,11 +213,10 @@ def embedding(call: Call) -> None:
     """Rows of a table by index: the row axis stays, the columns are produced."""
     weight, indices = call["weight"], call["indices"]
     row_axis, column_axis = call.axes(weight)
-    call.freeze(row_axis, "is looked up by index")
-    call.freeze_axes(indices, "is used as an index")
-    if isinstance(column_axis, Tensor):
-        call.table.mark(column_axis, Role.PRODUCES)
-    made_by(call, weight, column_axis, None, along=False)
+    call.freeze(row_axis, Kind.INDEXED)
+    call.freeze_axes(indices, Kind.INDEXED)
+    call.mark(column_axis, Role.PRODUCES)
+    call.made_by(weight, column_axis, None, along=False)
     call.put(call.out, [*([None] * indices.dim()), column_axis], consumes=True)
 
 
@@ -267,17 +228,15 @@ def total(call: Call) -> None:
     dims = reduced_dims(call)
     order = next((call[name] for name in ("ord", "p") if call.has(name)), 2)
     counts_zeros = order is not None and not float(order) > 0
-    state = call.watch.state(tensor)
-    origin = state.origin.name if state is not None and state.origin is not None else "others"
     for dim in dims:
         axis = axes[dim]
         if isinstance(axis, Tensor):
             if counts_zeros:
-                call.mix(axis, "passes a norm that counts zeros")
+                call.mix(axis)
             else:
-                consume(call, axis)
+                call.consume(axis)
                 if call.is_weights(tensor):
-                    call.freeze(axis, f"is summed over by {call.name} where weights are computed from {origin}")
+                    call.freeze(axis, Kind.COMPUTED_WEIGHT)
     call.put(call.out, reduced(call, axes, dims))
 
 

@@ -6,13 +6,19 @@ removing one is then not the same as zeroing it.
 
 from __future__ import annotations
 
+from itertools import chain
 from math import prod
 
 from torch import Tensor
 
 from secateur.channels.labels import any_alive, is_alive, with_alive
+from secateur.channels.reasons import Kind
+from secateur.channels.rules.call import UNIFORM, Axis, Call, all_alive, positive
 from secateur.channels.rules.contractions import reduced, reduced_dims
-from secateur.channels.rules.registry import UNIFORM, Axis, Call, all_alive, positive, rule
+from secateur.channels.rules.registry import rule
+
+WITHOUT_BATCH = ("_native_batch_norm_legit_no_training", "_batch_norm_no_update")
+"""Batch norms that use running statistics."""
 
 
 @rule("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit")
@@ -24,27 +30,27 @@ def batch_norm(call: Call) -> None:
     codes = axes[1]
     per_channel = [t for t in call.tensors if t is not data and t.dim() == 1]
     affine = [call[name] for name in ("weight", "bias")]
-    batch_statistics = bool(call["training"]) if call.has("training") else "no_training" not in call.name
+    batch_statistics = bool(call["training"]) if call.has("training") else call.name not in WITHOUT_BATCH
     if isinstance(codes, Tensor):
         for tensor in per_channel:
             axis = call.axes(tensor)[0]
             if isinstance(axis, Tensor):
-                call.table.tie(codes, axis)
+                call.tie(codes, axis)
             elif axis is None:
-                call.freeze(codes, "passes a batch norm of fixed size")
+                call.meet_fixed(codes, tensor)
         mean = None if batch_statistics else call["running_mean"]
         axes[1] = _scaled(call, _shifted(call, codes, mean), *affine)
     else:
         axes[1] = None
         for tensor in per_channel:
-            call.freeze_axes(tensor, "normalises channels of fixed number")
+            call.freeze_axes(tensor, Kind.FIXED_TENSOR)
     for dim, axis in enumerate(axes):
         if dim != 1:
-            call.watch.training_matters |= isinstance(axis, Tensor)
-            seen = call.mix(axis, "passes a batch norm across its own axis") if batch_statistics else axis
+            if isinstance(axis, Tensor):
+                call.use_batch()
+            seen = call.mix(axis) if batch_statistics else axis
             axes[dim] = with_alive(seen, True) if isinstance(seen, Tensor) and not call.is_weights(data) else seen
-    call.watch.add_norm(codes, *affine)
-    call.bare = frozenset()
+    call.normalise(codes, *affine)
     call.put(call.outputs[0], axes)
 
 
@@ -72,24 +78,23 @@ def layer_norm(call: Call) -> None:
     axes = call.axes(data)
     width = len(call["normalized_shape"])
     affine = [t for t in call.tensors if t is not data]
-    if call.watch.inexact:
-        call.watch.note_sizes(axes[-width:], list(call["normalized_shape"]))
+    call.sized_parts(axes[-width:], call["normalized_shape"])
     for offset in range(-width, 0):
         axis = axes[offset]
         if not isinstance(axis, Tensor):
             for tensor in affine:
-                call.freeze(call.axes(tensor)[offset], "normalises channels of fixed number")
+                call.meet_fixed(call.axes(tensor)[offset], data)
             axes[offset] = None
             continue
-        seen = call.mix(axis, "passes layer norm, which sees all channels")
+        seen = call.mix(axis)
         for tensor in affine:
             other = call.axes(tensor)[offset]
             if isinstance(other, Tensor):
-                call.table.tie(axis, other)
+                call.tie(axis, other)
         axes[offset] = with_alive(axis, not affine) if isinstance(seen, Tensor) else None
     for dim in range(data.dim() - width):
         axis = axes[dim]
-        if isinstance(axis, Tensor) and len(affine) > 1:
+        if isinstance(axis, Tensor) and call.has("bias") and call["bias"] is not None:
             axes[dim] = with_alive(axis, True)
     call.put(call.outputs[0], axes)
 
@@ -105,30 +110,29 @@ def group_norm(call: Call) -> None:
         for tensor in affine:
             other = call.axes(tensor)[0]
             if isinstance(other, Tensor):
-                call.table.tie(codes, other)
+                call.tie(codes, other)
         lines = codes.reshape(groups, -1)
         each = lines.shape[1]
-        whole = groups > 1 and (groups >= each or not call.watch.inexact)
+        whole = groups > 1 and (groups >= each or not call.inexact)
         # A number of groups that is written down, not kept, would be wrong for fewer.
-        if whole and (call.watch.note_size(lines[:, 0], groups) or each == 1):
-            call.table.tie(lines, lines[:, :1])
+        if whole and (call.counts("num_groups", lines[:, 0]) or each == 1):
+            call.tie(lines, lines[:, :1])
             codes = with_alive(codes, is_alive(lines).any(1, keepdim=True).expand_as(lines).reshape(-1))
             axes[1] = _scaled(call, codes, call["weight"], call["bias"])
-        elif call.mix(codes, "passes group norm, which sees several channels") is not None:
-            call.table.tie(lines, lines[:1])
+        elif call.mix(codes) is not None:
+            call.tie(lines, lines[:1])
             axes[1] = _scaled(call, with_alive(codes, True), call["weight"], call["bias"])
         else:
             axes[1] = None
     else:
         axes[1] = None
         for tensor in affine:
-            call.freeze_axes(tensor, "normalises channels of fixed number")
-    call.watch.add_norm(codes, call["weight"], call["bias"])
-    call.bare = frozenset()
+            call.freeze_axes(tensor, Kind.FIXED_TENSOR)
+    call.normalise(codes, call["weight"], call["bias"])
     for dim in (0, *range(2, data.dim())):
         axis = axes[dim]
         if dim > 1:
-            axes[dim] = call.lose(axis, "passes group norm across its own axis")
+            axes[dim] = call.lose(axis, Kind.MIXES)
         elif isinstance(axis, Tensor):
             axes[dim] = with_alive(axis, True)
     call.put(call.outputs[0], axes)
@@ -140,7 +144,7 @@ def along(call: Call) -> None:
     tensor = call["self"]
     axes = call.axes(tensor)
     dim = positive(call["dim"], tensor.dim())
-    seen = call.mix(axes[dim], f"passes {call.name.strip('_')}, which sees all channels")
+    seen = call.mix(axes[dim])
     axes[dim] = seen if isinstance(seen, Tensor) else None
     call.put(call.out, axes if call.name.startswith("cumsum") else all_alive(axes))
 
@@ -155,9 +159,9 @@ def reduction(call: Call) -> None:
         return pointwise(call)
     dims, axes, name = reduced_dims(call), call.axes(call.tensors[0]), call.name
     for dim in dims:
-        seen = call.mix(axes[dim], f"passes {name}, which sees all channels")
+        seen = call.mix(axes[dim])
         if isinstance(seen, Tensor) and name not in ("mean", "var", "std", "var_mean", "std_mean"):
-            call.freeze(seen, f"passes {name}, which sees all channels")
+            call.freeze(seen, Kind.MIXES)
     if name in ("logsumexp", "argmax", "argmin", "all"):
         axes = all_alive(axes)
     call.put_all(reduced(call, axes, dims))
@@ -177,11 +181,12 @@ def spatial(call: Call) -> None:
     """Pooling, resizing, padding, sampling: every channel alone, zero stays zero."""
     tensor = call.tensors[0]
     for other in call.tensors[1:]:
-        call.freeze_axes(other, "tells where to read in space")
+        call.freeze_axes(other, Kind.INDEXED)
     axes = call.axes(tensor)
-    num_spatial = next(int(c) for c in reversed(call.name) if c.isdigit())
+    # cudnn_grid_sampler has no number in its name: it samples over all axes but batch and channels.
+    num_spatial = next((int(c) for c in reversed(call.name) if c.isdigit()), tensor.dim() - 2)
     for dim in range(tensor.dim() - num_spatial, tensor.dim()):
-        axes[dim] = call.lose(axes[dim], "passes a spatial operator across its own axis")
+        axes[dim] = call.lose(axes[dim], Kind.MIXES)
     call.put_all(axes)
 
 
@@ -192,7 +197,7 @@ def fourier(call: Call) -> None:
     axes = call.axes(tensor)
     for dim in call["dim"]:
         at = positive(dim, tensor.dim())
-        axes[at] = call.lose(axes[at], "passes a Fourier transform across its own axis")
+        axes[at] = call.lose(axes[at], Kind.MIXES)
     call.put(call.out, axes)
 
 
@@ -205,14 +210,14 @@ def unpool(call: Call) -> None:
     for dim, met in enumerate(zip(call.axes(values), call.axes(indices), strict=True)):
         if dim >= values.dim() - num_spatial:
             for axis in met:
-                call.freeze(axis, "passes a spatial operator across its own axis")
+                call.freeze(axis, Kind.MIXES)
             axes.append(None)
         elif isinstance(met[0], Tensor) and isinstance(met[1], Tensor):
             call.tie_all([met[0], met[1]])
             axes.append(met[0])
         else:
             for axis, other in zip(met, (indices, values), strict=True):
-                call.freeze(axis, f"meets {call.fixed(other)}")
+                call.meet_fixed(axis, other)
             axes.append(None)
     call.put(call.out, axes)
 
@@ -222,12 +227,12 @@ def ordered(call: Call) -> None:
     tensor = call["self"]
     dim = positive(call["dim"] if call.has("dim") else -1, tensor.dim())
     axes = call.axes(tensor)
-    axes[dim] = call.lose(axes[dim], f"passes {call.name}, which sees all channels")
+    axes[dim] = call.lose(axes[dim], Kind.MIXES)
     if all(out.dim() == tensor.dim() for out in call.outputs):
         call.put_all(all_alive(axes))
     else:
         for axis in axes:
-            call.freeze(axis, "passes an operator that orders values")
+            call.freeze(axis, Kind.MIXES)
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention")
@@ -239,13 +244,14 @@ def attention(call: Call) -> None:
     query_axes, key_axes, value_axes = call.axes(query), call.axes(key), call.axes(value)
     for axes in (query_axes, key_axes):
         for axis in axes:
-            call.freeze(axis, "is compared in attention, which is scaled by its size")
-    for axis in value_axes[:-1]:
-        call.freeze(axis, "is averaged by attention")
+            call.freeze(axis, Kind.MIXES, "attention")
+    others = [call.axes(tensor) for tensor in call.tensors if all(tensor is not t for t in (query, key, value))]
+    for axis in (*value_axes[:-1], *chain.from_iterable(others)):
+        call.freeze(axis, Kind.MIXES, "attention")
     batch = prod(query.shape[:-2])
     pairs = query.shape[-2] * key.shape[-2]
-    call.watch.count(call, batch * pairs, [(None, query.shape[-1])])
-    call.watch.count(call, batch * pairs, [(value_axes[-1], value.shape[-1])])
+    call.count_macs(batch * pairs, [(None, query.shape[-1])])
+    call.count_macs(batch * pairs, [(value_axes[-1], value.shape[-1])])
     last: Axis = value_axes[-1]
     call.put(call.outputs[0], [*([None] * (value.dim() - 1)), last if call.outputs[0].shape[-1] > 1 else UNIFORM])
 
@@ -256,11 +262,11 @@ def region(call: Call) -> None:
     data, regions = call.tensors[:2]
     axes = call.axes(data)
     for axis in (axes[0], *axes[2:], *call.axes(regions)):
-        call.freeze(axis, "tells where to read in space")
+        call.freeze(axis, Kind.INDEXED)
     call.put_all([None, axes[1], None, None])
 
 
 @rule("torchvision::nms")
 def suppression(call: Call) -> None:
     for tensor in call.tensors:
-        call.freeze_axes(tensor, "is a box or a score of a detector")
+        call.freeze_axes(tensor, Kind.INDEXED)

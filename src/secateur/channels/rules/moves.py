@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from secateur.channels.labels import is_alive, with_alive
+from secateur.channels.reasons import Kind
+from secateur.channels.rules.call import UNIFORM, Axis, Call, positive
 from secateur.channels.rules.parts import tie_parts
-from secateur.channels.rules.registry import UNIFORM, Axis, Call, positive, rule
+from secateur.channels.rules.registry import rule
 
 
 @rule("view", "_unsafe_view", "reshape", "_reshape_alias", "_reshape_copy", "view_copy", "flatten")
 def view(call: Call) -> None:
     tensor, out = call["self"], call.out
     if isinstance(out, Tensor) and out.dtype != tensor.dtype:
-        call.freeze_axes(tensor, "is reinterpreted as another type")
+        call.freeze_axes(tensor, Kind.UNSUPPORTED)
         return
     call.put(out, reshape_axes(call, call.axes(tensor), list(tensor.shape), list(out.shape)))
 
@@ -28,7 +30,7 @@ def reshape_axes(call: Call, axes: list[Axis], before: list[int], after: list[in
     """Axes after a reshape, block by block: runs of dimensions with the same number of elements."""
     if prod(before) == 0:
         for axis in axes:
-            call.freeze(axis, "belongs to an empty tensor")
+            call.freeze(axis, Kind.UNSUPPORTED)
         return [None] * len(after)
     result: list[Axis] = [None] * len(after)
     i = j = 0
@@ -55,10 +57,10 @@ def reshape_block(call: Call, axes: list[Axis], before: list[int], after: list[i
         uniform = all(axis is UNIFORM for axis in axes)
         return [UNIFORM if uniform or size == 1 else None for size in after]
     # Rather channels of layers than zeros and what lies beside them, which may be frames.
-    widest = max(carried, key=lambda k: (call.table.has_slices(axes[k]), before[k]))
+    widest = max(carried, key=lambda k: (call.has_slices(axes[k]), before[k]))
     for k in carried:
         if k != widest:
-            call.freeze(axes[k], "is merged with another axis of channels")
+            call.freeze(axes[k], Kind.MERGED)
     codes = axes[widest]
     assert isinstance(codes, Tensor)
     full = codes.reshape([-1 if k == widest else 1 for k in range(len(before))]).expand(before).reshape(after)
@@ -70,14 +72,14 @@ def split_axis(call: Call, codes: Tensor) -> list[Axis]:
     varying = [dim for dim in range(codes.dim()) if codes.shape[dim] > 1 and not _constant(codes, dim)]
     result: list[Axis] = [UNIFORM if size == 1 else None for size in codes.shape]
     if not varying:
-        call.table.freeze(codes, "is the only channel of a tensor")
+        call.freeze(codes, Kind.ONLY)
         return result
     lead = max(varying, key=lambda dim: codes.shape[dim])
     lines = codes.movedim(lead, 0).reshape(codes.shape[lead], -1)
     if len(varying) > 1:
-        call.table.tie(lines, lines[:, :1])
+        call.tie(lines, lines[:, :1])
     result[lead] = with_alive(lines[:, 0], is_alive(lines).any(1))
-    call.watch.note_size(result[lead], codes.shape[lead])
+    call.sized(result[lead])
     return result
 
 
@@ -95,7 +97,7 @@ def as_strided(call: Call) -> None:
     if same and call["storage_offset"] in (None, call.tensors[0].storage_offset()):
         call.put(call.out, call.axes(call["self"]))
     else:
-        call.freeze_axes(call["self"], "is seen through other strides")
+        call.freeze_axes(call["self"], Kind.UNSUPPORTED)
         call.put(call.out, [None] * call.out.dim())
 
 
@@ -128,7 +130,8 @@ def squeeze(call: Call) -> None:
     if call.has("dim"):
         wanted = call["dim"]
         dims = [positive(dim, len(shape)) for dim in ([wanted] if isinstance(wanted, int) else wanted)]
-    call.watch.squeezed += [axis for axis in (axes[dim] for dim in dims) if isinstance(axis, Tensor)]
+    for dim in dims:
+        call.squeeze(axes[dim])
     gone = {dim for dim in dims if shape[dim] == 1}
     call.put(call.out, [axis for dim, axis in enumerate(axes) if dim not in gone])
 
@@ -146,7 +149,7 @@ def pairs(call: Call) -> None:
     """Complex numbers seen as two along a last axis, or the other way round."""
     axes = call.axes(call["self"])
     if call.name.startswith("view_as_complex"):
-        call.freeze(axes.pop(), "is a part of complex numbers")
+        call.freeze(axes.pop(), Kind.INDEXED)
     else:
         axes.append(None)
     call.put(call.out, axes)
@@ -175,48 +178,14 @@ def cat(call: Call) -> None:
     # Zeros beside an image are a state that will have channels; elsewhere they are rows of pixels or frames.
     state = dim == 1 and any(zeros) and not any(isinstance(axis, Tensor) for axis in axes)
     if state or any(isinstance(part, Tensor) for part in parts):
-        beside = iter(zero_codes(call, [n for n, zero in zip(sizes, zeros, strict=True) if zero]))
-        axes[dim] = join(
-            call,
+        beside = iter(call.new_zeros([n for n, zero in zip(sizes, zeros, strict=True) if zero]))
+        axes[dim] = call.join(
             [
-                part if isinstance(part, Tensor) else next(beside) if zero else fixed_codes(call, n)
+                part if isinstance(part, Tensor) else next(beside) if zero else call.new_fixed(n)
                 for part, zero, n in zip(parts, zeros, sizes, strict=True)
             ],
         )
     call.put(call.out, axes)
-
-
-def fixed_codes(call: Call, count: int) -> Tensor:
-    """Codes for channels that are not made by parameters, next to others that are."""
-    codes = call.table.allocate(count)
-    call.table.freeze(codes, call.watch.located("is joined with channels of fixed number"))
-    return codes
-
-
-def zero_codes(call: Call, counts: list[int]) -> list[Tensor]:
-    """Codes for zeros that the code puts next to channels; the probe tells whether their number follows a cut.
-
-    Where there are equally many on all sides they stay so.
-    """
-    blocks = [call.table.allocate(count) for count in counts]
-    for block in blocks:
-        call.watch.note_size(block, len(block), around=True)
-    if len(set(counts)) == 1:
-        call.tie_all(blocks)
-        call.table.zeros.append(torch.cat(blocks))
-    else:
-        call.table.zeros += blocks
-    return blocks
-
-
-def join(call: Call, parts: list[Tensor]) -> Tensor:
-    """The codes of an axis that is put together; of zeros from several places only the sum shows in its size."""
-    codes = torch.cat(parts)
-    zeros = call.table.zeros_among(codes)
-    if len(zeros) > 1:
-        for block in zeros:
-            call.freeze(block, "is joined with zeros in several places")
-    return codes
 
 
 def join_axis(call: Call, tensors: list[Tensor], met: list[Axis]) -> Axis:
@@ -225,14 +194,14 @@ def join_axis(call: Call, tensors: list[Tensor], met: list[Axis]) -> Axis:
     fixed = next((tensor for tensor, axis in zip(tensors, met, strict=True) if axis is None), None)
     if fixed is not None:
         for axis in carried:
-            call.freeze(axis, f"is laid beside {call.fixed(fixed)}")
+            call.meet_fixed(axis, fixed)
         return None
     if not carried:
         return UNIFORM if met else None
     call.tie_all(carried)
     filled = [tensor for tensor, axis in zip(tensors, met, strict=True) if axis is UNIFORM]
     if filled:
-        call.watch.note_size(carried[0], len(carried[0]), around=True)
+        call.sized(carried[0], around=True)
     alive = is_alive(torch.stack(carried)).any(0) | any(not call.is_zero(tensor) for tensor in filled)
     return with_alive(carried[0], alive)
 
@@ -259,7 +228,7 @@ def flip(call: Call) -> None:
 def rotate(call: Call) -> None:
     axes = call.axes(call["self"])
     for dim in call["dims"]:
-        axes[dim] = call.lose(axes[dim], "is rotated along its own axis")
+        axes[dim] = call.lose(axes[dim], Kind.MIXES)
     call.put(call.out, axes)
 
 
@@ -268,7 +237,7 @@ def roll(call: Call) -> None:
     tensor = call["self"]
     axes = call.axes(tensor)
     for dim in call["dims"] or range(tensor.dim()):
-        call.freeze(axes[dim], "is rolled along its own axis")
+        call.freeze(axes[dim], Kind.MIXES)
         axes[dim] = None if tensor.shape[dim] > 1 else UNIFORM
     call.put(call.out, axes)
 
@@ -287,11 +256,11 @@ def pad(call: Call) -> None:
         if not isinstance(axis, Tensor):
             axes[dim] = None
         elif before < 0 or after < 0:
-            axes[dim] = call.lose(axis, "is cropped at fixed positions")
+            axes[dim] = call.lose(axis, Kind.FIXED_PARTS)
         else:
             counts = [n for n in (before, after) if n]
-            edges = zero_codes(call, counts) if call["value"] == 0 else [fixed_codes(call, n) for n in counts]
-            axes[dim] = join(call, [*edges[: before > 0], axis, *edges[before > 0 :]])
+            edges = call.new_zeros(counts) if call["value"] == 0 else [call.new_fixed(n) for n in counts]
+            axes[dim] = call.join([*edges[: before > 0], axis, *edges[before > 0 :]])
     if call["value"] != 0:
         padded = {tensor.dim() - 1 - k for k in range(len(amounts) // 2) if amounts[2 * k] or amounts[2 * k + 1]}
         axes = [with_alive(a, True) if isinstance(a, Tensor) and padded - {dim} else a for dim, a in enumerate(axes)]
@@ -306,9 +275,9 @@ def pixel_shuffle(call: Call) -> None:
     codes = axes[-3]
     if isinstance(codes, Tensor):
         lines = codes.reshape(-1, factor * factor)
-        call.table.tie(lines, lines[:, :1])
+        call.tie(lines, lines[:, :1])
         axes[-3] = with_alive(lines[:, 0], is_alive(lines).any(1))
-    axes[-2:] = [call.lose(axis, "passes a pixel shuffle in space") for axis in axes[-2:]]
+    axes[-2:] = [call.lose(axis, Kind.MIXES) for axis in axes[-2:]]
     call.put(call.out, axes)
 
 
@@ -318,7 +287,7 @@ def pixel_unshuffle(call: Call) -> None:
     codes = axes[-3]
     if isinstance(codes, Tensor):
         axes[-3] = codes.repeat_interleave(call["downscale_factor"] ** 2)
-    axes[-2:] = [call.lose(axis, "passes a pixel shuffle in space") for axis in axes[-2:]]
+    axes[-2:] = [call.lose(axis, Kind.MIXES) for axis in axes[-2:]]
     call.put(call.out, axes)
 
 
@@ -339,7 +308,7 @@ def im2col(call: Call) -> None:
     tensor = call["self"]
     axes = call.axes(tensor)
     for axis in axes[-2:]:
-        call.freeze(axis, "is unfolded along its own axis")
+        call.freeze(axis, Kind.MIXES)
     codes = axes[-3]
     if isinstance(codes, Tensor):
         codes = codes.repeat_interleave(prod(call["kernel_size"]))
@@ -351,11 +320,11 @@ def diagonal(call: Call) -> None:
     axes = call.axes(call["self"])
     dims = {positive(call[name], len(axes)) for name in ("dim1", "dim2")}
     for dim in dims:
-        call.freeze(axes[dim], "is met along a diagonal")
+        call.freeze(axes[dim], Kind.MIXES)
     call.put(call.out, [*(axis for dim, axis in enumerate(axes) if dim not in dims), None])
 
 
 @rule("tril", "triu", "tril_", "triu_")
 def triangle(call: Call) -> None:
     axes = call.axes(call["self"])
-    call.put(call.out, [*axes[:-2], *(call.lose(axis, "passes a triangular mask") for axis in axes[-2:])])
+    call.put(call.out, [*axes[:-2], *(call.lose(axis, Kind.MIXES) for axis in axes[-2:])])

@@ -1,8 +1,7 @@
 """Operators that take parts of an axis: splits, slices, indexing.
 
 A part must mean the same in the smaller network. Equal parts are tied position by position, so that an equal split
-stays right; unequal ones stay as they are unless a size attribute of the running module tells where the cut is
-(`Watch.note_size`), so that the attribute can follow.
+stays right; unequal ones stay as they are unless an attribute of the running module says where the border is.
 """
 
 from __future__ import annotations
@@ -10,7 +9,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from secateur.channels.labels import is_alive, with_alive
-from secateur.channels.rules.registry import UNIFORM, Axis, Call, positive, rule
+from secateur.channels.reasons import Kind
+from secateur.channels.rules.call import UNIFORM, Axis, Call, positive
+from secateur.channels.rules.registry import rule
 from secateur.channels.shapes import is_mask
 
 
@@ -37,27 +38,21 @@ def split_codes(call: Call, axis: Axis, sizes: list[int]) -> list[Axis]:
     """The parts of an axis cut at fixed places."""
     if not isinstance(axis, Tensor):
         return [axis] * len(sizes)
-    parts: list[Axis] = list(axis.split(sizes))
-    call.watch.note_size(axis, axis.shape[0])
+    parts = list(axis.split(sizes))
+    call.sized(axis)
     if len(set(sizes)) == 1:
         tie_parts(call, axis, sizes[0])
-        call.watch.note_size(parts[0], sizes[0])
-        call.watch.note_sizes(parts, sizes)
+        call.sized_parts(parts, sizes)
     else:
-        listed = call.watch.note_sizes(parts, sizes)
-        named = [listed | call.watch.note_size(part, size) for part, size in zip(parts, sizes, strict=True)]
-        reason = "is split into parts of fixed, unequal size"
-        if not all(named):
-            call.freeze(axis, reason)
-        call.watch.borders.append((axis, call.watch.located(reason), named, 1))  # one is what the others leave
-    return parts
+        call.parted(axis, parts, spare=1)  # one is what the others leave
+    return [*parts]
 
 
 def tie_parts(call: Call, codes: Tensor, size: int) -> None:
     """Equal parts lose the same positions, so that an equal split stays right."""
     grouped = codes.reshape(-1, size)
     if grouped.shape[0] > 1:
-        call.table.tie(grouped, grouped[:1])
+        call.tie(grouped, grouped[:1])
 
 
 @rule("slice", "slice_copy")
@@ -74,10 +69,10 @@ def slice_(call: Call) -> None:
             axes[dim] = _part(call, axis, start, start + count)
         elif length % step == 0 and start < step and count * step == length:
             pairs = axis.reshape(-1, step)
-            call.table.tie(pairs, pairs[:, :1])
+            call.tie(pairs, pairs[:, :1])
             axes[dim] = axis[start::step]
         else:
-            axes[dim] = call.lose(axis, "is sliced at fixed positions")
+            axes[dim] = call.lose(axis, Kind.FIXED_PARTS)
     call.put(out, axes)
 
 
@@ -85,20 +80,15 @@ def _part(call: Call, codes: Tensor, start: int, end: int) -> Axis:
     length, count = codes.shape[0], end - start
     if count == length:
         return codes
-    reason = "is sliced at fixed positions"
     if count == 0:
-        return call.lose(codes, reason)
-    note = call.watch.note_size
-    note(codes, length)
+        return call.lose(codes, Kind.FIXED_PARTS)
+    call.sized(codes)
     if length % count == 0 and start % count == 0:
-        note(codes[start:end], count)
+        call.sized(codes[start:end])
         tie_parts(call, codes, count)
         return codes[start:end]
     for border in {start, end} - {0, length}:
-        named = note(codes[:border], border) or note(codes[border:], length - border) or note(codes[start:end], count)
-        if not named:
-            return call.lose(codes, reason)
-        call.watch.borders.append((codes, call.watch.located(reason), [named], 0))
+        call.parted(codes, [codes[:border], codes[border:], codes[start:end]], spare=2)
     return codes[start:end]
 
 
@@ -107,7 +97,7 @@ def select(call: Call) -> None:
     tensor = call["self"]
     dim = positive(call["dim"], tensor.dim())
     axes = call.axes(tensor)
-    call.freeze(axes[dim], "is picked by its number")
+    call.freeze(axes[dim], Kind.INDEXED)
     call.put_all(axes[:dim] + axes[dim + 1 :])
 
 
@@ -121,10 +111,10 @@ def index(call: Call) -> None:
     for chosen in call["indices"]:
         covered = 1
         if chosen is not None:
-            call.freeze_axes(chosen, "is used as an index")
+            call.freeze_axes(chosen, Kind.INDEXED)
             covered = chosen.dim() if is_mask(chosen) else 1
             for axis in axes[dim : dim + covered]:
-                call.freeze(axis, "is picked by its number")
+                call.freeze(axis, Kind.INDEXED)
             indexed.extend(range(dim, dim + covered))
         dim += covered
     rest = [axis for d, axis in enumerate(axes) if d not in indexed]
@@ -137,7 +127,8 @@ def index(call: Call) -> None:
 def index_select(call: Call) -> None:
     axes = call.axes(call["self"])
     dim = positive(call["dim"], len(axes))
-    axes[dim] = call.lose(axes[dim], "is picked by its number")
+    axes[dim] = call.lose(axes[dim], Kind.INDEXED)
+    call.freeze_axes(call["index"], Kind.INDEXED)
     call.put(call.out, axes)
 
 
@@ -154,27 +145,27 @@ def index_put(call: Call) -> None:
         num_indexed = len(axes)
     for chosen in indices:
         if chosen is not None:
-            call.freeze_axes(chosen, "is used as an index")
+            call.freeze_axes(chosen, Kind.INDEXED)
     for dim in range(num_indexed):
-        axes[dim] = call.lose(axes[dim], "is written by its number")
+        axes[dim] = call.lose(axes[dim], Kind.INDEXED)
     given = call.axes(values)
     offset = len(axes) - len(given)
     for dim in range(num_indexed, len(axes)):
         axes[dim] = _overwritten(call, axes[dim], given[dim - offset] if dim >= offset else UNIFORM)
     for axis in given[: max(0, num_indexed - offset)]:
-        call.freeze(axis, "is written by its number")
+        call.freeze(axis, Kind.INDEXED)
     call.put(call.out, axes)
 
 
 def _overwrite_where(call: Call, mask: Tensor, alive: bool) -> None:
-    """`x[x < 0.1] = 0`: the mask goes with what is overwritten, and zeros stay unless the number is another."""
+    """`x[x < 0.1] = 0`: the mask is coupled with the tensor, and zeros stay zero unless the number is not 0."""
     axes = call.axes(call["self"])
     for dim, (axis, chosen) in enumerate(zip(axes, call.axes(mask), strict=True)):
         if isinstance(axis, Tensor) and isinstance(chosen, Tensor):
             call.tie_all([axis, chosen])
         elif chosen is not UNIFORM:
-            call.freeze(chosen, "is used as an index")
-            axes[dim] = call.lose(axis, "is written by its number")
+            call.freeze(chosen, Kind.INDEXED)
+            axes[dim] = call.lose(axis, Kind.INDEXED)
         kept = axes[dim]
         if alive and isinstance(kept, Tensor):
             axes[dim] = with_alive(kept, True)
@@ -190,8 +181,8 @@ def _overwritten(call: Call, axis: Axis, given: Axis) -> Axis:
         return given
     if isinstance(axis, Tensor) and given is UNIFORM:
         return axis if call.is_zero(call["values"]) else with_alive(axis, True)
-    call.freeze(given, "is written into a tensor of fixed size")
-    return call.lose(axis, "is overwritten by a tensor of fixed size")
+    call.meet_fixed(given, call["self"])
+    return call.lose(axis, Kind.FIXED_TENSOR)
 
 
 @rule("gather")
@@ -207,8 +198,8 @@ def gather(call: Call) -> None:
         if follows and isinstance(axis, Tensor) and isinstance(asked, Tensor):
             call.tie_all([axis, asked])
         elif not (follows and (asked is UNIFORM or (asked is None and not index.stride(place)))):
-            call.freeze(asked, "is used as an index")
-            axes[place] = call.lose(axis, "is read element by element")
+            call.freeze(asked, Kind.INDEXED)
+            axes[place] = call.lose(axis, Kind.INDEXED)
     call.put(call.out, axes)
 
 
@@ -216,7 +207,7 @@ def gather(call: Call) -> None:
 def scattered(call: Call) -> None:
     """Reads or writes single elements wherever an index says."""
     for tensor in call.tensors:
-        call.freeze_axes(tensor, "is read or written element by element")
+        call.freeze_axes(tensor, Kind.INDEXED)
     if call.operator.written:
         call.put(call.out, [None] * call.out.dim())
 
@@ -225,5 +216,5 @@ def scattered(call: Call) -> None:
 def unfold(call: Call) -> None:
     tensor, dim = call["self"], positive(call["dimension"], call["self"].dim())
     axes = call.axes(tensor)
-    axes[dim] = call.lose(axes[dim], "is unfolded along its own axis")
+    axes[dim] = call.lose(axes[dim], Kind.MIXES)
     call.put(call.out, [*axes, None])

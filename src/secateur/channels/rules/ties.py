@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from secateur.channels.labels import any_alive, is_alive, with_alive
-from secateur.channels.rules.registry import UNIFORM, Axis, Call, all_alive, positive, rule
+from secateur.channels.reasons import Kind
+from secateur.channels.rules.call import UNIFORM, Axis, Call, all_alive, positive
+from secateur.channels.rules.registry import rule
 
 SAMPLES = [-40.0, -3.7, -1.0, -0.6, -0.01, 0.02, 0.4, 1.0, 2.9, 55.0]
 _outcomes: dict[Any, str] = {}
@@ -41,7 +43,7 @@ def pointwise(call: Call) -> None:
         axes.append(tie_axis(call, tensors, met))
         filled = (t for t, axis in zip(tensors, met, strict=True) if axis is UNIFORM and t.dim() == out.dim())
         if isinstance(axes[-1], Tensor) and any(t.shape[dim] > 1 for t in filled):
-            call.watch.note_size(axes[-1], out.shape[dim], around=True)
+            call.sized(axes[-1], around=True)
     zero = bool(tensors) and all(call.is_zero(t) for t in tensors) and outcome(call, [True] * len(tensors)) == "zero"
     for result in call.outputs:
         if result.shape == out.shape:
@@ -49,15 +51,15 @@ def pointwise(call: Call) -> None:
 
 
 def tie_axis(call: Call, tensors: list[Tensor], met: list[Axis]) -> Axis:
-    """What results where these axes meet element by element."""
+    """The axis of the result where these axes meet element by element."""
     # The result is known by the first: by one without zeros, if there is any, which tells how many there are.
-    carried = sorted((axis for axis in met if isinstance(axis, Tensor)), key=lambda a: bool(call.table.zeros_among(a)))
+    carried = sorted((axis for axis in met if isinstance(axis, Tensor)), key=call.has_zeros)
     if not carried:
         return None if any(axis is None for axis in met) else UNIFORM
     fixed = next((t for t, axis in zip(tensors, met, strict=True) if axis is None), None)
     if fixed is not None:
         for axis in carried:
-            call.freeze(axis, f"meets {call.fixed(fixed)}")
+            call.meet_fixed(axis, fixed)
         return None
     call.tie_all(carried)
     return set_alive(call, tensors, met, carried)
@@ -71,7 +73,7 @@ def set_alive(call: Call, tensors: list[Tensor], met: list[Axis], carried: list[
             call, [isinstance(a, Tensor) or call.is_zero(t) for a, t in zip(met, tensors, strict=True)], codes
         )
         if not stays:
-            call.watch.wake(codes, call.name)
+            call.wake(codes)
         return codes if stays else codes | 1
     gone = [
         ~is_alive(axis) if isinstance(axis, Tensor) else torch.full_like(codes, call.is_zero(t), dtype=torch.bool)
@@ -89,7 +91,7 @@ def set_alive(call: Call, tensors: list[Tensor], met: list[Axis], carried: list[
 def _stays_zero(call: Call, gone: list[bool], codes: Tensor) -> bool:
     result = outcome(call, gone)
     if result == "undefined":
-        call.freeze(codes, f"meets {call.name}, which is not defined where a removed channel leaves zeros")
+        call.freeze(codes, Kind.UNDEFINED)
     return result == "zero"
 
 
@@ -113,7 +115,7 @@ def _kind(value: Any) -> Any:
 def _run_on_samples(call: Call, gone: list[bool]) -> str:
     samples = torch.tensor(SAMPLES, device="cpu")
     outcomes = {_run_on(call, gone, samples, zero) for zero in (0.0, -0.0)}
-    # Where the others are zero too, as `x == y` is not; what is not defined there does not matter.
+    # Also where the others are zero, for operators such as `x == y`; undefined values do not matter there.
     if outcomes == {"zero"} and _run_on(call, gone, torch.zeros(1), 0.0) == "alive":
         return "alive"
     return next(outcome for outcome in ("undefined", "alive", "zero") if outcome in outcomes)
@@ -154,14 +156,21 @@ def identity(call: Call) -> None:
 
 @rule("copy_", "copy")
 def copy(call: Call) -> None:
-    """The target takes over the source's values, and with them its channels."""
+    """The target takes over the source's values, and with them its channels; both have as many."""
     target, source = call["self"], call["src"]
     offset = target.dim() - source.dim()
-    known = call.axes(source)
-    axes: list[Axis] = [
-        known[dim - offset] if dim >= offset and source.shape[dim - offset] == size else UNIFORM
-        for dim, size in enumerate(target.shape)
-    ]
+    known, before = call.axes(source), call.axes(target)
+    axes: list[Axis] = []
+    for dim, size in enumerate(target.shape):
+        given = known[dim - offset] if dim >= offset and source.shape[dim - offset] == size else UNIFORM
+        old = before[dim]
+        if isinstance(old, Tensor) and isinstance(given, Tensor):
+            call.tie_all([given, old])
+        elif isinstance(old, Tensor) and given is UNIFORM:
+            given = with_alive(old, not call.is_zero(source))
+        elif isinstance(old, Tensor):
+            call.meet_fixed(old, source)
+        axes.append(given)
     call.put(call.outputs[0], axes, zero=call.is_zero(source))
 
 
@@ -183,14 +192,14 @@ def draw(call: Call) -> None:
 def fill(call: Call) -> None:
     """Filled with one value or with noise: no index differs from another in kind."""
     value = next((call[name] for name in ("fill_value", "value", "s") if call.has(name)), None)
-    # What is not filled yet is nobody's.
+    # Uninitialised memory counts as zeros.
     zero = call.name in ("zeros", "new_zeros", "zero_", "empty", "new_empty")
     if isinstance(value, Tensor):
         zero = call.is_constant(value) and not bool(value)
     else:
         zero |= value == 0
     for other in call.tensors[1:]:
-        call.freeze_axes(other, "tells how to fill a tensor")
+        call.freeze_axes(other, Kind.INDEXED)
     axes: list[Axis] = [UNIFORM] * call.out.dim()
     if call.operator.written:
         axes = all_alive(call.axes(call.out), not zero)
@@ -210,7 +219,7 @@ def glu(call: Call) -> None:
     codes = axes[dim]
     if isinstance(codes, Tensor):
         half = codes.shape[0] // 2
-        call.table.tie(codes[:half], codes[half:])
+        call.tie(codes[:half], codes[half:])
         axes[dim] = codes[:half]
     call.put(call.out, axes)
 
@@ -219,4 +228,4 @@ def glu(call: Call) -> None:
 def read(call: Call) -> None:
     """The value leaves the tensors: Python may decide anything by it."""
     for tensor in call.tensors:
-        call.freeze_axes(tensor, "is read by Python code")
+        call.freeze_axes(tensor, Kind.READ_BY_PYTHON)

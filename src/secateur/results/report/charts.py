@@ -1,6 +1,6 @@
-"""What a chart is: a figure in plotly's terms, as plain data, and its numbers as a table.
+"""A chart: a plotly figure as plain data, and its numbers as a table.
 
-Colours are names of the page's style sheet (`--series-1`), which the page replaces: charts follow light and dark.
+Colours are variables of the page's style sheet (`--series-1`), so that charts follow light and dark.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from secateur.results.report.words import markup
 
 NUM_COLOURS = 10
-"""Enough for every score beside one of the user's own."""
+"""Enough for every score and one of the user's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,25 +22,25 @@ class Chart:
     id: str
     title: str
     caption: str
-    """What there is to see, in words."""
+    """What it shows."""
     heads: list[str]
     rows: list[list[str]]
     traces: list[dict[str, Any]]
     layout: dict[str, Any]
     steps: bool = False
-    """Whether it goes along the run; those that do are zoomed together."""
+    """Whether its axis is the course of the run; such charts are zoomed together."""
 
     def figure(self) -> dict[str, Any]:
         return {"data": self.traces, "layout": self.layout, "steps": self.steps}
 
 
 def colour(index: int) -> str:
-    """Of the run with that place."""
+    """The colour of a run."""
     return f"--series-{index % NUM_COLOURS + 1}"
 
 
 def layer_axis(names: Sequence[str]) -> dict[str, Any]:
-    """An axis with these names, of which long ones are shown by their end."""
+    """An axis with these names; of long ones the end is shown."""
     return {
         "type": "category",
         "labelalias": {markup(name): f"…{markup(name[-19:])}" for name in names if len(name) > 20},
@@ -50,5 +50,5 @@ def layer_axis(names: Sequence[str]) -> dict[str, Any]:
 
 
 def tick_step(count: int) -> int | None:
-    """Of an axis that counts: whole numbers while they are few, then whatever fits."""
+    """The step of an axis that counts: 1 while numbers are few, then what plotly chooses."""
     return 1 if count < 12 else None

@@ -1,4 +1,4 @@
-"""The report while a run goes on: a small server, for this machine only."""
+"""The report of a running run: a small server for this machine only."""
 
 from __future__ import annotations
 
@@ -18,49 +18,50 @@ ADDRESS = "127.0.0.1"
 
 
 class Server(ThreadingHTTPServer):
-    """Answers with the page, and with its news."""
+    """Serves the page and its changes."""
 
     daemon_threads = True
 
     def __init__(self, runs: Sequence[str | Path], port: int) -> None:
         self.runs = [Path(run) for run in runs]
-        self.told: tuple[object, str] = None, ""
-        """The last news, and how the files were then."""
+        self.last: tuple[object, str] = None, ""
+        """The state of the files, and the contents then."""
         try:
             super().__init__((ADDRESS, port), Handler)
         except (OSError, OverflowError) as error:
-            raise InvalidSetting(f"cannot serve on port {port}: {error}; --port 0 takes a free one") from error
+            remedy = "Port 0 takes a free one"
+            raise InvalidSetting(f"port {port} cannot be used", got=error, remedy=remedy) from error
 
     @property
     def address(self) -> str:
         return f"http://{ADDRESS}:{self.server_port}/"
 
     def news(self) -> str:
-        """Read anew only if something has changed: the run has better use for the processor."""
+        """The contents, read again only if a file has changed."""
         now = [(path.stat().st_mtime_ns, path.stat().st_size) for path in self._files()]
-        if now != self.told[0]:
-            self.told = now, json.dumps(render_news(read_runs(self.runs)), allow_nan=False)
-        return self.told[1]
+        if now != self.last[0]:
+            self.last = now, json.dumps(render_news(read_runs(self.runs)), allow_nan=False)
+        return self.last[1]
 
     def _files(self) -> list[Path]:
-        """Of what the runs consist, as far as there is; not their checkpoints."""
+        """The files of the runs without their checkpoints."""
         return [path for run in self.runs for place in (run, run / "result") for path in place.glob("*.*")]
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that has left before it had its answer is no error."""
+        """Ignore a browser that disconnects before it has its answer."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # pyright: ignore[reportArgumentType]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET of two addresses; everything else is refused."""
+    """Answers GET of two addresses and refuses everything else."""
 
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
     server_version, sys_version = "secateur", ""
 
     def do_GET(self) -> None:
         answers = {"/": ("text/html", self._page), "/news": ("application/json", self._news)}
-        # A page from elsewhere whose name was made to lead here would come with that name.
+        # Against DNS rebinding: a page from elsewhere whose name resolves to this machine sends that name.
         if self.headers.get("Host", "") not in [f"{host}:{self.server.server_port}" for host in (ADDRESS, "localhost")]:
             self.send_error(HTTPStatus.FORBIDDEN)
         elif self.path not in answers:
@@ -76,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
         return render(read_runs(self.server.runs), live=True)
 
     def _news(self) -> str:
-        """A run that is being written may be unreadable for a moment: the page says why, and asks again."""
+        """The contents, or why they cannot be read at the moment; the page shows it and asks again."""
         try:
             return self.server.news()
         except (SecateurError, OSError) as error:
@@ -98,12 +99,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing is said of requests."""
+        """Requests are not logged."""
 
 
 def serve(runs: Sequence[str | Path], port: int, say: Callable[[str], object]) -> None:
-    """Serve the report until Ctrl-C; `say` is told the address."""
-    render(read_runs(runs), live=True)  # what is wrong from the start is said at once
+    """Serve the report until Ctrl-C; `say` gets the address."""
+    render(read_runs(runs), live=True)  # raises at once for what cannot be read
     with Server(runs, port) as server, suppress(KeyboardInterrupt):
         say(server.address)
         server.serve_forever()

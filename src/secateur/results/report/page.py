@@ -1,4 +1,4 @@
-"""The page: what is read becomes charts and tables, and those become HTML, all in one file."""
+"""The page: charts and tables of what was read, as one HTML file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Section:
 
 
 def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
-    """Write one page about runs, finished or not, or results, side by side; it needs no other file and no network."""
+    """Write one page about runs, finished or not, or results, side by side. It needs no other file and no network."""
     page = render(read_runs(runs)).encode()
     target = Path(path)
     write_atomic(target, page)
@@ -48,7 +48,7 @@ def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
 
 
 def render(runs: Sequence[Run], live: bool = False) -> str:
-    """The whole page; a live one asks its server for news."""
+    """The whole page; a live one asks its server for changes."""
     scripts = [import_extra("plotly.offline", "report").get_plotlyjs(), _own("page.js")]
     sections, policy = make_sections(runs), _policy(scripts, live)
     about = {"policy": policy, "scripts": scripts, "style": _own("page.css"), "figures": _figures(sections)}
@@ -56,13 +56,13 @@ def render(runs: Sequence[Run], live: bool = False) -> str:
 
 
 def render_news(runs: Sequence[Run]) -> dict[str, Any]:
-    """What a live page asks for: its contents as they are now."""
+    """The present contents, for a live page."""
     sections = make_sections(runs)
     return {"body": _fill("body.html", runs, sections, live=True), "figures": _figures(sections)}
 
 
 def _policy(scripts: Sequence[str], live: bool) -> str:
-    """Whatever may have slipped into the page, the browser runs these scripts only, and talks to nobody else."""
+    """Let the browser run these scripts only and contact nobody else, whatever else gets into the page."""
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     rules = {
         "default-src": "'none'",
@@ -77,7 +77,7 @@ def _policy(scripts: Sequence[str], live: bool) -> str:
 
 
 def make_sections(runs: Sequence[Run]) -> list[Section]:
-    """All charts, also those that have nothing to show yet."""
+    """All charts, also those without data so far."""
     return [
         Section("progress", "Along the run", progress_charts(runs), SYMBOLS if len(runs) > 1 else ""),
         Section("structure", "Layers", structure_charts(runs)),

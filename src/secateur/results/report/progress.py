@@ -1,4 +1,4 @@
-"""Charts along the run: metrics, loss, and what is left of the network."""
+"""Charts along the run: metrics, loss, and the share of the network that is left."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from itertools import groupby
 from typing import Any
 
 from secateur.results.report.charts import Chart, colour, tick_step
-from secateur.results.report.read import COSTS, Moment, Run
+from secateur.results.report.read import COSTS, PHASES, Moment, Run
 from secateur.results.report.words import drawn, markup, precise, sentence, share
 
-SYMBOLS = {"Start": "circle", "Tick": "circle", "Tock": "diamond", "FineTune": "square"}
+SYMBOLS = {"Start": "circle", "Train": "square", "Tick": "circle", "Tock": "diamond", "FineTune": "square"}
 DASHES = ("solid", "dash", "dot")
 MANY = 150
-"""From so many points on there is only the line through them."""
+"""Points from which on only the line is drawn."""
 
 Value = Callable[[Run, Moment], float | None]
 
 
 def progress_charts(runs: Sequence[Run]) -> list[Chart]:
-    """One per metric, one of the loss, and one of the cost if a run is to remove something."""
+    """One per metric, one of the loss, and one of the cost if a run prunes."""
     names = list(dict.fromkeys(name for run in runs for name in run.metrics if name != "loss"))
     charts = [
         _along(runs, f"metric-{index}", name, {name: lambda run, moment, name=name: moment.metrics.get(name)})
         for index, name in enumerate(names)
     ]
-    return [*charts, _loss(runs), *([] if all(run.trains_only for run in runs) else [_cost(runs)])]
+    return [*charts, _loss(runs), *([_cost(runs)] if any(run.prunes for run in runs) else [])]
 
 
 def _loss(runs: Sequence[Run]) -> Chart:
@@ -36,7 +36,7 @@ def _loss(runs: Sequence[Run]) -> Chart:
 
 
 def _cost(runs: Sequence[Run]) -> Chart:
-    """Of the runs that remove something. Several are compared by their MACs alone: three lines each are too many."""
+    """The cost of runs that prune. Several are compared by their MACs only: three lines each are too many."""
     shown = COSTS if len(runs) == 1 else {"macs": COSTS["macs"]}
     values: dict[str, Value] = {
         word: lambda run, moment, key=key: _left(run, moment, key) for key, word in shown.items()
@@ -46,11 +46,11 @@ def _cost(runs: Sequence[Run]) -> Chart:
 
 def _left(run: Run, moment: Moment, key: str) -> float | None:
     left = share(moment.costs[key], run.moments[0].costs[key])
-    return None if left is None or run.trains_only else 100 * left
+    return None if left is None or not run.prunes else 100 * left
 
 
 def _along(runs: Sequence[Run], name: str, title: str, values: dict[str, Value], unit: str = "") -> Chart:
-    """Lines through the moments of the runs: a colour per run, or per value of the only one; a symbol per phase."""
+    """Lines through the moments of the runs: a colour per run, or per value of a single run; a symbol per phase."""
     several = len(runs) > 1
     traces, rows, ends = [], [], []
     for index, run in enumerate(runs):
@@ -75,7 +75,7 @@ def _along(runs: Sequence[Run], name: str, title: str, values: dict[str, Value],
     if several and len(values) > 1:
         ends = [f"{style}: {word}" for style, word in zip(("solid", "dashed"), values, strict=False)]
     longest = max(len(run.moments) for run in runs)
-    across = "epochs" if all(run.trains_only for run in runs) else "Ticks and epochs"
+    across = "Ticks and epochs" if any(run.prunes for run in runs) else "epochs"
     return Chart(
         id=name,
         title=sentence(title),
@@ -114,10 +114,9 @@ def _trace(run: Run, line: list[float | None], shade: str, dash: str) -> dict[st
 def _phases(run: Run) -> list[dict[str, Any]]:
     """A band behind each phase; the legend names each kind once."""
     bands: list[dict[str, Any]] = []
-    words = {"Tick": "Tick", "Tock": "Tock", "FineTune": "training" if run.trains_only else "fine-tuning"}
     for phase, group in groupby(enumerate(run.moments), key=lambda pair: pair[1].phase):
         places = [place for place, _ in group]
-        if phase not in words:
+        if phase == "Start":
             continue
         bands.append(
             {
@@ -131,7 +130,7 @@ def _phases(run: Run) -> list[dict[str, Any]]:
                 "y1": 1,
                 "line": {"width": 0},
                 "fillcolor": f"--band-{phase.lower()}",
-                "name": words[phase],
+                "name": PHASES[phase],
                 "legendgroup": phase,
                 "showlegend": all(band["legendgroup"] != phase for band in bands),
             }
@@ -140,7 +139,7 @@ def _phases(run: Run) -> list[dict[str, Any]]:
 
 
 def _endings(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Bands of several runs would hide each other: a line in the run's colour, where its pruning ends."""
+    """A line in the run's colour where its pruning ends; bands of several runs would hide each other."""
     lines = []
     for index, run in enumerate(runs):
         ticks = [place for place, moment in enumerate(run.moments) if moment.phase == "Tick"]

@@ -1,4 +1,4 @@
-"""A run's folder as the report needs it. Anybody may have changed the files: everything is checked on the way in."""
+"""A run's folder as the report needs it. Anybody may have written the files, so everything is checked here."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from secateur.errors import DamagedRun, InvalidSetting
-from secateur.files import read_json, read_json_lines
+from secateur.errors import InvalidData, InvalidSetting
+from secateur.files import read_bytes, read_json, read_json_lines
 from secateur.results.report.words import number, sentence, share, text
 from secateur.results.structure import Layer, read_structure
 
-LARGEST = 2**25
-"""Bytes that a file may have to go into a page."""
-PHASES = {"Start": "Start", "Tick": "Tick", "Tock": "Tock", "FineTune": "fine-tuning"}
+PHASES = {"Start": "Start", "Train": "training", "Tick": "Tick", "Tock": "Tock", "FineTune": "fine-tuning"}
+TRAINING = {"baseline": "baseline", "retrain": "retraining"}
+"""What an epoch of training is part of, where it is not all that the run does."""
 METRICS = {"top5": "top-5 accuracy", "miou": "mean IoU", "pixel_accuracy": "pixel accuracy"}
-"""Our own tasks' metrics in words, where they need some."""
+"""Titles of our own tasks' metrics."""
 COSTS = {"macs": "MACs", "params": "parameters", "filters": "filters"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """How the network stood after a Tick or an epoch of training; None for a number that is missing or not finite."""
+    """The network after a Tick or an epoch of training; None for a number that is missing or not finite."""
 
     phase: str
     name: str
     number: int
-    """Of the Tick or Tock."""
+    """Of the Tick or Tock, from 1."""
     costs: dict[str, float | None]
     metrics: dict[str, float | None]
     loss: float | None
@@ -42,30 +42,32 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run, finished or not, or what is known of it from its result."""
+    """A run, finished or not, or what is known from its result."""
 
     name: str
     moments: list[Moment]
     layers: list[Layer]
     members: dict[str, dict[str, int]]
-    """By group, which layers a channel of it is in, and as how many filters; empty if only the result is known."""
+    """By group, the layers that a channel of it is in, and as how many filters; empty if only the result is known."""
+    kind: str
+    """"prune" or "train"."""
     settings: dict[str, Any]
     engine: dict[str, Any]
     setting: str
-    """All that it was asked for but the seed, and what it ran on: the same for runs that differ in their seed alone."""
+    """All settings but the seed, and the machine: the same for runs that differ in their seed only."""
     facts: dict[str, str]
-    """What it was about and what it ran on, in words."""
+    """The network, the data, the machine and versions."""
     ends: tuple[Moment, Moment]
-    """Before and after, as the summary has it; empty without."""
+    """Before and after, as in the summary; empty without one."""
     latency: dict[str, Any]
     pictures: str
     """A data address, or nothing."""
     finished: bool
 
     @property
-    def trains_only(self) -> bool:
-        """Whether it was never meant to remove anything."""
-        return self.settings.get("keep_macs") == 1
+    def prunes(self) -> bool:
+        """Whether it removes channels."""
+        return self.kind != "train"
 
     @property
     def cut(self) -> bool:
@@ -78,17 +80,18 @@ class Run:
         return before if before is not None else found[0], after if after is not None else found[-1]
 
     def metric(self, name: str) -> tuple[float | None, float | None]:
-        """Before and after as the summary has them, or what was computed first and last; None if it never was.
+        """Before and after as in the summary, or the first and the last since the start of pruning; None if unknown.
 
-        A summary without the one before is of a run that began with a network which was cut already.
+        A summary has no metrics before where the run began with a network that was cut already.
         """
-        found = [value for moment in self.moments if (value := moment.metrics.get(name)) is not None] or [None]
+        start = next((place for place, moment in enumerate(self.moments) if moment.phase == "Start"), 0)
+        found = [value for moment in self.moments[start:] if (value := moment.metrics.get(name)) is not None] or [None]
         before, after = (end.metrics.get(name) for end in self.ends)
         return (before, after) if after is not None else (found[0], found[-1])
 
     @property
     def metrics(self) -> list[str]:
-        """Their names; the first is the one that matters most."""
+        """Their names; the first one matters most."""
         return list(dict.fromkeys(name for moment in self.moments for name in moment.metrics))
 
     @property
@@ -97,18 +100,18 @@ class Run:
 
     @property
     def status(self) -> str:
-        """Where it stands, in words."""
+        """Whether it is finished, or how far it is."""
         if self.finished:
             return "finished"
         if not self.moments:
             return "begun"
         left = share(self.cost("macs")[1], self.cost("macs")[0])
-        kept = f", {left:.1%} of the MACs left" if left is not None and not self.trains_only else ""
+        kept = f", {left:.1%} of the MACs left" if left is not None and self.prunes else ""
         return f"not finished: {self.moments[-1].name}{kept}"
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """Each by the end of its path that tells it from the others."""
+    """The runs, each under the shortest end of its path that no other has."""
     if not folders:
         raise InvalidSetting("a report needs at least one run")
     parts = [Path(folder).resolve().parts for folder in folders]
@@ -125,21 +128,18 @@ def read_run(folder: str | Path, name: str) -> Run:
     config, summary, history = path / "config.json", result / "summary.json", path / "events.jsonl"
     if alone:
         history = path / "history.jsonl"
-    for file in (config, summary, history, result / "pictures.png"):
-        _check(file)
     asked = read_json(config) if config.is_file() and not alone else {}
     found = read_json(summary) if summary.is_file() else {}
     about = {**asked, **found}
-    settings = _record(about, "settings", path)
-    training = settings.get("keep_macs") == 1
     layers = _layers(path)
-    ends = [_moment({"event": "Start", **_record(found, end, path)}, summary, training) for end in ("before", "after")]
+    ends = [_moment({"event": "Start", **_record(found, end, path)}, summary) for end in ("before", "after")]
     return Run(
         name=text(name),
         layers=layers,
-        moments=[_moment(event, history, training) for event in read_json_lines(history)],
+        moments=[_moment(event, history) for event in read_json_lines(history)],
         members=_members(asked),
-        settings=settings,
+        kind=text(about.get("kind", "prune")),
+        settings=_record(about, "settings", path),
         engine=_record(about, "engine", path),
         setting=json.dumps([_setting(about, path), [(layer.name, layer.before) for layer in layers]]),
         facts=_facts(about, path),
@@ -150,27 +150,19 @@ def read_run(folder: str | Path, name: str) -> Run:
     )
 
 
-def _check(file: Path) -> None:
-    """Before it is read: a pipe would never end, and neither would a huge file."""
-    if file.exists() and not file.is_file():
-        raise DamagedRun(f"{file} is no plain file")
-    if file.is_file() and file.stat().st_size > LARGEST:
-        raise DamagedRun(f"{file} has {file.stat().st_size:,} bytes, too many for a page: {LARGEST:,} at most")
-
-
-def _moment(event: Any, path: Path, training: bool) -> Moment:
-    phase = event.get("event") if isinstance(event, dict) else None
+def _moment(event: dict[str, Any], path: Path) -> Moment:
+    phase = event.get("event")
     if not isinstance(phase, str) or phase not in PHASES:
-        raise DamagedRun(f"{path} holds something that is no event: {text(event)}")
+        raise InvalidData(f"{path} is damaged", got=text(event), wanted="an event of a run")
     removed = _record(event, "removed", path)
     scores = event.get("scores", [])
     if not all(isinstance(count, int) and 0 <= count < 2**31 for count in removed.values()):
-        raise DamagedRun(f"{path} tells of channels removed that are no counts: {text(removed)}")
+        raise InvalidData(f"{path} is damaged", got=text(removed), wanted="numbers of removed channels")
     if not isinstance(scores, list):
-        raise DamagedRun(f"{path} holds scores that are no list: {text(scores)}")
+        raise InvalidData(f"{path} is damaged", got=text(scores), wanted="a list of scores")
     counted = {word: _whole(event.get(key)) for key, word in (("number", ""), ("epoch", "epoch "))}
     said = ", ".join(f"{word}{count}" for word, count in counted.items() if count)
-    word = "training" if training and phase == "FineTune" else PHASES[phase]
+    word = TRAINING.get(str(event.get("phase")), PHASES[phase]) if phase == "Train" else PHASES[phase]
     return Moment(
         phase=phase,
         name=sentence(f"{word} {said}".strip()),
@@ -189,12 +181,12 @@ def _layers(path: Path) -> list[Layer]:
     layers = read_structure(path).layers
     for layer in layers:
         if not isinstance(layer.name, str) or not layer.before < 2**31:
-            raise DamagedRun(f"{path} tells of a layer that there cannot be: {text(vars(layer))}")
+            raise InvalidData(f"{path} is damaged", got=text(vars(layer)), wanted="a layer")
     return layers
 
 
 def _members(asked: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """From the config's layers, which `read_structure` has checked."""
+    """Layers by group, from those in the config, which `read_structure` has checked."""
     members: dict[str, dict[str, int]] = {}
     for name, _, groups in asked.get("layers", []):
         for group, each in groups.items():
@@ -204,16 +196,10 @@ def _members(asked: dict[str, Any]) -> dict[str, dict[str, int]]:
 
 def _setting(about: dict[str, Any], path: Path) -> list[Any]:
     settings, order = dict(_record(about, "settings", path)), dict(_record(about, "order", path))
-    seed = settings.pop("seed", None)
-    start = Path(str(order.pop("weights", None)))
-    own = path / start.name / "config.json"
-    if start.parent.name == path.resolve().name and own.is_file():
-        # Trained along with the run, by the same seed: it is the same for others if it was asked for the same.
-        _check(own)
-        first: Any = {**_record(read_json(own), "settings", own), "seed": None}
-    else:
-        first = str(start).replace(f"seed{seed}", "seed")
-    return [settings, order, first, *(about.get(key) for key in ("engine", "network", "input", "hardware", "versions"))]
+    # Weights of a network that was trained with the same seed.
+    order["weights"] = str(order.get("weights")).replace(f"seed{settings.pop('seed', None)}", "seed")
+    rest = ("kind", "engine", "network", "input", "hardware", "versions")
+    return [settings, order, *(about.get(key) for key in rest)]
 
 
 def _facts(about: dict[str, Any], path: Path) -> dict[str, str]:
@@ -233,21 +219,21 @@ def _facts(about: dict[str, Any], path: Path) -> dict[str, str]:
 
 
 def _pictures(path: Path) -> str:
-    if not path.is_file():
+    if not path.exists():
         return ""
-    data = path.read_bytes()
+    data = read_bytes(path)
     if not data.startswith(b"\x89PNG\r\n\x1a\n"):
-        raise DamagedRun(f"{path} is no PNG image")
+        raise InvalidData(f"{path} is not a PNG image")
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
 def _record(about: dict[str, Any], key: str, path: str | Path) -> dict[str, Any]:
-    """A part that is an object; empty if it is missing."""
+    """The object under a key; empty if it is missing."""
     found = about.get(key)
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise DamagedRun(f"{path}: {key} is no object: {text(found)}")
+        raise InvalidData(f"{key} in {path} is damaged", got=text(found), wanted="an object")
     return found
 
 

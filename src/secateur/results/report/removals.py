@@ -1,4 +1,4 @@
-"""Where the removed filters sat, Tick by Tick."""
+"""Charts of the filters that each Tick removed, by layer."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from secateur.results.report.words import markup, text
 from secateur.words import counted
 
 ROW = 17
-"""Pixels of a layer."""
+"""Height of a layer in pixels."""
 MOST_ROWS = 60
-"""Layers beyond this many share the room."""
+"""Layers from which on the height does not grow."""
 MANY = 60
-"""Ticks beyond this many have no gap between them."""
+"""Ticks from which on there is no gap between them."""
 
 
 def removal_charts(runs: Sequence[Run]) -> list[Chart]:
-    """For every run: which layers lost filters, Tick by Tick."""
+    """One per run."""
     return [_removals(run, index, len(runs) > 1) for index, run in enumerate(runs)]
 
 
@@ -26,7 +26,7 @@ def _removals(run: Run, index: int, several: bool) -> Chart:
     ticks = [moment for moment in run.moments if moment.phase == "Tick"]
     lost = [_lost(run, moment.removed) for moment in ticks]
     total, ever = sum(sum(each.values()) for each in lost), {name for each in lost for name in each}
-    # A result alone does not tell which layers make up a group; the one whose name it has then stands for it.
+    # A result alone does not tell which layers are in a group; the layer with the group's name stands for it.
     names = [layer.name for layer in run.layers if run.members or layer.name in ever]
     names += sorted(ever.difference(names))
     what = counted(total, "filter" if run.members else "channel")
@@ -36,7 +36,7 @@ def _removals(run: Run, index: int, several: bool) -> Chart:
         "x": [moment.number for moment in ticks],
         "y": [markup(text(name)) for name in names],
         "z": [[each.get(name, 0) for each in lost] for name in names],
-        # What is zero has no colour at all.
+        # Zero has no colour.
         "colorscale": [[0, "--paper"], [1e-6, "--heat-low"], [1, "--heat-high"]],
         "zmin": 0,
         "xgap": 1 if len(ticks) < MANY else 0,

@@ -1,4 +1,4 @@
-"""How the scores were spread, Tick by Tick, and where the line was drawn."""
+"""Charts of the distribution of scores at each Tick, with the threshold."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from secateur.results.report.read import Moment, Run
 from secateur.results.report.words import drawn, precise
 
 NUM_DECILES = 11
-"""From the smallest score to the largest."""
+"""With the smallest and the largest score."""
 MANY = 60
-"""From so many Ticks on there are only lines."""
+"""Ticks from which on only lines are drawn."""
 
 
 def score_charts(runs: Sequence[Run]) -> list[Chart]:
@@ -62,7 +62,7 @@ def _scale(ticks: Sequence[Moment]) -> tuple[bool, float]:
 
 
 def _edge(across: list[float], values: list[float], place: int) -> dict[str, Any]:
-    """A decile, with the room down to the one before in a shade that is strongest in the middle."""
+    """A decile; the area down to the previous one has a shade that is strongest in the middle."""
     filled = {"fill": "tonexty", "fillcolor": f"--fan-{min(place, NUM_DECILES - place)}"} if place else {}
     return {
         "type": "scatter",

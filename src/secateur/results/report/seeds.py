@@ -1,4 +1,4 @@
-"""Runs that differ in their seed alone, together: mean and standard deviation of what came out."""
+"""Mean and standard deviation of runs that differ in their seed only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from secateur.results.report.words import precise, sentence, share
 
 
 def make_seeds(runs: Sequence[Run]) -> list[list[str]]:
-    """A table, heads first: a row for every setting that is done with several seeds; nothing if there is none."""
+    """A table, heads first: a row for every setting with several seeds; empty without any."""
     settings: dict[str, dict[object, Run]] = {}
     for run in runs:
         if run.finished and "seed" in run.settings:
@@ -37,7 +37,8 @@ def _left(run: Run, key: str) -> float | None:
 
 
 def _spread(values: Sequence[float | None], unit: str = "") -> str:
-    """
+    """Mean and standard deviation.
+
     >>> _spread([93.8, 93.9, 94.0]), _spread([40.0, 40.0], "%"), _spread([1.0, None])
     ('93.9 ± 0.1', '40% ± 0%', '-')
     """

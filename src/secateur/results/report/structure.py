@@ -1,4 +1,4 @@
-"""Charts of the layers: their channels before and after, and what was removed in percent."""
+"""Charts of the layers: channels before and after, and the percentage removed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from secateur.results.report.words import drawn, markup, text
 from secateur.results.structure import Layer
 
 WIDTH = 0.86
-"""Of a layer's bars together, where 1 is all the room."""
+"""Of all bars of a layer together; 1 leaves no gap."""
 
 Placed = list[tuple[int, Run]]
-"""Runs with their places among all, which give them their colours."""
+"""Runs with their index among all, which is their colour."""
 
 
 def structure_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Two for every network: runs that began with the same one share them."""
+    """Two for every network; runs of the same network share them."""
     networks: dict[tuple[Any, ...], Placed] = {}
     for index, run in enumerate(runs):
         networks.setdefault(tuple((layer.name, layer.before) for layer in run.layers), []).append((index, run))
@@ -36,14 +36,14 @@ def _channels(shown: Placed, number: int, several: bool) -> Chart:
     whole["marker"]["line"] = {"color": "--quiet", "width": 1}
     after: list[list[float]] = [[layer.after for layer in run.layers] for _, run in shown]
     before = sum(layer.before for layer in layers)
-    told = [
+    counts = [
         f"{run.name + ': ' if several else ''}{sum(left):,} of {before:,} filters are left"
         for (_, run), left in zip(shown, after, strict=True)
     ]
     return Chart(
         id=f"channels-{number}",
         title="Channels of each layer",
-        caption="; ".join(told) + ", of the layers that could lose some.",
+        caption="; ".join(counts) + ", of the layers that could lose some.",
         heads=["layer", "before", *(run.name if several else "after" for _, run in shown)],
         rows=[
             [text(layer.name), str(layer.before), *(str(left[place]) for left in after)]
@@ -78,7 +78,7 @@ def _percentages(shown: Placed, number: int, several: bool) -> Chart:
 def _beside(
     shown: Placed, heights: list[list[float]], word: str, several: bool, unit: str = ""
 ) -> list[dict[str, Any]]:
-    """Bars of the runs, in the room that a layer's bar before has."""
+    """Bars of the runs, within the width of the layer's bar before pruning."""
     width = WIDTH / max(1, len(shown))
     return [
         {

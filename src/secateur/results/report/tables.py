@@ -1,33 +1,37 @@
-"""What the report says without a chart: cards with the numbers that matter, settings, hardware and versions."""
+"""The report's tables: cards with the numbers that matter, settings, hardware and versions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from secateur.results.report.read import COSTS, Run
+from secateur.results.report.read import COSTS, PHASES, Run
 from secateur.results.report.words import brief, duration, number, percent, precise, sentence, share, text
 from secateur.runs.settings import TickTock
+from secateur.settings import defaults_of
 from secateur.training.engine import Engine
+from secateur.training.settings import Training
 from secateur.words import counted
+
+KINDS = {"prune": TickTock, "train": Training}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What a card says of one run."""
+    """One run's value of a measure."""
 
     before: str = ""
-    """Nothing if there is no change."""
+    """Empty if there is no change."""
     after: str
     note: str = ""
     left: float | None = None
-    """As a bar: a share from 0 to 1."""
+    """A share from 0 to 1, drawn as a bar."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """One measure, of every run."""
+    """One measure of every run."""
 
     title: str
     lines: list[Line | None]
@@ -41,9 +45,9 @@ class Row:
     values: list[str]
     default: str = ""
     changed: bool = False
-    """Whether it is not the default somewhere."""
+    """Whether some run does not have the default."""
     differs: bool = False
-    """Whether the runs are not alike."""
+    """Whether the runs have different values."""
 
     @property
     def marked(self) -> bool:
@@ -51,7 +55,7 @@ class Row:
 
 
 def make_cards(runs: Sequence[Run]) -> list[Card]:
-    """Those about which at least one run has something to say."""
+    """Cards for which at least one run has a value."""
     cards = [Card(sentence(word), [_cost(run, key) for run in runs]) for key, word in COSTS.items()]
     metrics = dict.fromkeys(run.main_metric for run in runs if run.main_metric is not None)
     cards[1:1] = [Card(sentence(name), [_metric(run, name) for run in runs]) for name in metrics]
@@ -96,17 +100,18 @@ def _latency(run: Run) -> Line | None:
 def _time(run: Run) -> Line | None:
     if not run.moments:
         return None
-    last = "training" if run.trains_only else "fine-tuning"
-    words = {"Tick": ("Tick", ""), "Tock": ("epoch", " of Tocks"), "FineTune": ("epoch", f" of {last}")}
+    words = {"Tick": ("Tick", ""), "Tock": ("epoch", " of Tocks")}
+    words |= {phase: ("epoch", f" of {PHASES[phase]}") for phase in ("Train", "FineTune")}
     phases = [moment.phase for moment in run.moments]
     said = [counted(phases.count(phase), thing) + rest for phase, (thing, rest) in words.items() if phase in phases]
     return Line(after=duration(sum(moment.seconds for moment in run.moments)), note=", ".join(said))
 
 
 def make_settings(runs: Sequence[Run]) -> list[Row]:
-    """All of them; first those in which the runs differ, then those that are not the default."""
-    rows = _rows([run.settings for run in runs], _defaults(TickTock))
-    rows += _rows([run.engine for run in runs], _defaults(Engine))
+    """All settings; first those in which the runs differ, then those that are not the default."""
+    defaults = {kind: defaults_of(KINDS[kind]) for kind in {run.kind for run in runs} if kind in KINDS}
+    rows = _rows([run.settings for run in runs], {k: v for each in defaults.values() for k, v in each.items()})
+    rows += _rows([run.engine for run in runs], defaults_of(Engine))
     return sorted(rows, key=lambda row: (not row.differs, not row.changed))
 
 
@@ -126,14 +131,8 @@ def _rows(found: Sequence[dict[str, Any]], defaults: dict[str, Any]) -> list[Row
     return rows
 
 
-def _defaults(kind: type) -> dict[str, Any]:
-    """As JSON has them: lists for tuples."""
-    values = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(kind)}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
 def make_facts(runs: Sequence[Run]) -> list[list[str]]:
-    """What the runs were about, and what they ran on: a name and a value of each run."""
+    """Network, data, machine and versions: a name, and a value of each run."""
     names = dict.fromkeys(name for run in runs for name in run.facts)
     rows = [[name, *(run.facts.get(name, "-") for run in runs)] for name in names]
     return [*rows, ["state", *(run.status for run in runs)]] if rows else []

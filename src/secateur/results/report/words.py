@@ -1,4 +1,4 @@
-"""Numbers and names as the report writes them; what is read from files is made harmless here."""
+"""Numbers and names as the report shows them; text from files is made harmless here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 LONGEST = 80
 """Characters of a name or value that are shown."""
 LARGEST = 1e24
-"""Numbers beyond this are taken for infinite."""
+"""Larger numbers count as infinite."""
 
 
 def number(value: Any) -> float | None:
@@ -24,7 +24,7 @@ def number(value: Any) -> float | None:
 
 
 def drawn(values: Sequence[float | None]) -> list[float | None]:
-    """As precisely as anybody sees: the page is half as long.
+    """Numbers to six digits, which halves the size of the page.
 
     >>> drawn([98.8857938718663, 64, None])
     [98.8858, 64, None]
@@ -33,7 +33,7 @@ def drawn(values: Sequence[float | None]) -> list[float | None]:
 
 
 def text(value: Any, longest: int = LONGEST) -> str:
-    """In one line, without characters that cannot be seen or written, and not too long.
+    """A value in one line, without unprintable characters, shortened in the middle.
 
     >>> text("a\\nb"), text([0.1, 0.2]), text({"fc": 1.0}), text(0.1 - 1e-17), text("x" * 100, 9)
     ('a\ufffdb', '0.1, 0.2', '{"fc": 1.0}', '0.1', 'xxxx…xxxx')
@@ -50,7 +50,7 @@ def text(value: Any, longest: int = LONGEST) -> str:
 
 
 def markup(name: str) -> str:
-    """For a chart, whose text knows tags, entities, and templates of the kind %{x}.
+    """Text for a plotly chart, which interprets tags, entities, and templates such as %{x}.
 
     >>> markup("<b>&%{x}")
     '&lt;b&gt;&amp;&#37;{x}'
@@ -61,7 +61,7 @@ def markup(name: str) -> str:
 
 
 def precise(value: float | None) -> str:
-    """Whole numbers whole, others to four figures.
+    """Integers in full, other numbers to four digits.
 
     >>> precise(1648256), precise(98.8857), precise(3.1e-05), precise(None)
     ('1,648,256', '98.89', '3.1e-05', '-')
@@ -72,7 +72,7 @@ def precise(value: float | None) -> str:
 
 
 def brief(value: float | None) -> str:
-    """To three figures, with a letter for many thousands and more.
+    """Three digits, with a letter for ten thousand and more.
 
     >>> brief(1648256), brief(2010), brief(36661), brief(999999), brief(None)
     ('1.65 M', '2,010', '36.7 k', '1.00 M', '-')
@@ -85,7 +85,8 @@ def brief(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """
+    """A share as a percentage.
+
     >>> percent(0.395), percent(None)
     ('39.5%', '-')
     """
@@ -93,7 +94,8 @@ def percent(share: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """
+    """Seconds in a readable unit.
+
     >>> duration(0.0032), duration(2.5), duration(64.8), duration(7320)
     ('3.20 ms', '2.5 s', '1 min 5 s', '2 h 2 min')
     """
@@ -110,12 +112,12 @@ def duration(seconds: float | None) -> str:
 
 
 def share(part: float | None, whole: float | None) -> float | None:
-    """What is left of it."""
+    """Part of whole; None if either is unknown."""
     return part / whole if part is not None and whole else None
 
 
 def sentence(words: str) -> str:
-    """With a capital.
+    """With a capital letter first.
 
     >>> sentence("test loss"), sentence("")
     ('Test loss', '')

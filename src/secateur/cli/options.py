@@ -1,0 +1,150 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from secateur.cli.flags import Switch
+from secateur.errors import InvalidSetting
+from secateur.recipes.paper import find_recipe, is_recipe
+
+if TYPE_CHECKING:
+    import torch
+
+    from secateur.recipes.jobs import Order
+    from secateur.runs.settings import TickTock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Data and network."""
+
+    data: Path | None = None
+    """Folder of the dataset."""
+
+    batch_size: int | None = None
+    """Images in a batch, instead of the recipe's number."""
+
+    erase: int | None = None
+    """Side of a square to erase in every training image, for datasets in memory: 8 is good for CIFAR, 0 is none."""
+
+    width: float = 1.0
+    """Multiplies the channels of every layer, for networks that take `width`: all of ours do."""
+
+    hold_out: int = 0
+    """Train without this many of the training images, and test on them instead of the test images: for choosing."""
+
+    ignore: tuple[str, ...] = ()
+    """Modules whose channels stay: names, with wildcards."""
+
+    inexact: Switch = False
+    """Also prune channels that pass a normalisation over channels, where removing is not the same as zeroing."""
+
+    def order(self, recipe: str, weights: Path | None = None, **values: Any) -> Order:
+        from secateur.recipes.jobs import Order
+
+        return Order(
+            recipe=recipe,
+            data=str(self.data.absolute()) if self.data is not None else None,
+            batch_size=self.batch_size,
+            erase=self.erase,
+            width=self.width,
+            hold_out=self.hold_out,
+            ignore=self.ignore,
+            inexact=self.inexact,
+            weights=str(weights) if weights is not None else None,
+            **values,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What is printed."""
+
+    json: Switch = False
+    """Print the result as JSON."""
+
+    debug: Switch = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutput(Output):
+    """Where the run trains, and what it prints."""
+
+    device: str = "auto"
+    """Where to train: cpu, cuda, cuda:1; auto takes CUDA if there is."""
+
+    quiet: Switch = False
+    """Print no progress."""
+
+    tensorboard: Switch = False
+    """Also write the numbers for TensorBoard, into the folder of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRunOutput(RunOutput):
+    """Where the run is, and what it prints."""
+
+    out: Path = Path("run")
+    """Folder of the run."""
+
+    def check_new(self) -> None:
+        """Raise if there is something in the way."""
+        if self.out.is_file():
+            raise InvalidSetting(f"{self.out} is a file", remedy="Name a folder: --out FOLDER")
+        if (self.out / "config.json").exists():
+            remedy = f"Resume it: secateur resume {self.out}; or name another folder: --out FOLDER"
+            raise InvalidSetting(f"{self.out} holds a run already", remedy=remedy)
+
+
+def default_pruning(recipe: str) -> TickTock | None:
+    """How a recipe, or a job of the user's own, is pruned unless flags say otherwise."""
+    if is_recipe(recipe):
+        return find_recipe(recipe).pruning
+    if ":" not in recipe:
+        return None
+    from secateur.recipes.jobs import own_settings
+
+    return own_settings(recipe)
+
+
+def check_folder(order: Order) -> None:
+    """Raise if the dataset is read from a folder and none is named."""
+    from secateur.data.catalog import find_dataset
+
+    if order.data is None and not order.is_own:
+        dataset = find_dataset(find_recipe(order.recipe).data)
+        if dataset.folder:
+            raise InvalidSetting(f"{dataset.summary} is read from a folder", remedy="Name it: --data FOLDER")
+
+
+def parse_shape(text: str | None) -> tuple[int, ...] | None:
+    """Sizes from their printed form.
+
+    >>> parse_shape("1x3x32x32")
+    (1, 3, 32, 32)
+    """
+    if text is None:
+        return None
+    sizes = text.split("x")
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        wanted = "positive sizes joined by x, as 1x3x224x224"
+        raise InvalidSetting("--input is not a shape", got=repr(text), wanted=wanted)
+    return tuple(map(int, sizes))
+
+
+def find_device(name: str) -> torch.device:
+    """What the user calls a device."""
+    import torch
+
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
+        reason = (str(error).splitlines() or [""])[0]
+        here = ", ".join(["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))])
+        raise InvalidSetting(f"there is no device {name!r} here: {reason}", wanted=f"one of {here}") from error
+    return device

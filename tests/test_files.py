@@ -1,0 +1,81 @@
+"""Files that appear whole or not at all, and JSON that anybody may have written."""
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from secateur import files
+from secateur.errors import InvalidData
+from secateur.files import read_json, read_json_lines, to_json, write_atomic, write_tensors
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+
+    def fail(target: Path) -> None:
+        target.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomic(tmp_path / "file", fail)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
+
+
+@pytest.mark.parametrize("content", ["new", b"new", lambda target: target.write_text("new")])
+def test_a_file_is_on_the_disk_before_it_has_its_name(content, tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "made" / "file"
+    synced = []
+
+    def fsync(handle: int) -> None:
+        is_folder = os.fstat(handle).st_ino == path.parent.stat().st_ino
+        synced.append(("folder" if is_folder else os.fstat(handle).st_size, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_atomic(path, content)
+    assert synced == [(3, False), ("folder", True)]
+    assert path.read_text() == "new"
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_an_error_names_the_file_and_not_a_temporary_one(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "file").mkdir(parents=True)
+    (tmp_path / "plain").touch()
+    with pytest.raises(OSError, match="plain") as caught:
+        write_atomic(tmp_path / "plain" / "file", "new")
+    assert ".file" not in str(caught.value)
+    with pytest.raises(IsADirectoryError):
+        write_atomic(tmp_path / "folder" / "file", "new")
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["file"]
+
+
+def test_tensors_may_share_memory(tmp_path: Path) -> None:
+    whole = torch.arange(6.0)
+    write_tensors(tmp_path / "file", {"a": whole, "b": whole[2:4], "c": whole.reshape(2, 3).T, "d": None})
+    found = load_file(tmp_path / "file")
+    assert found["b"].tolist() == [2, 3]
+    assert torch.equal(found["c"], whole.reshape(2, 3).T)
+    assert set(found) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("data", [None, b"", b"[1]", b"{", b"\xff", b"[" * 100_000, b"{}" + b" " * 1000])
+def test_json_that_cannot_be_read(data: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LARGEST", 1000 if data and b" " in data else 10**6)
+    path = tmp_path / "file.json"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(InvalidData) as caught:
+        read_json(path)
+    assert str(path) in caught.value.what
+    path.write_bytes(b"3\n")
+    with pytest.raises(InvalidData):
+        read_json_lines(path)
+
+
+def test_half_a_line_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "events").write_text(f"{to_json({'loss': math.nan})}\n" + '{"loss')
+    assert read_json_lines(tmp_path / "events") == [{"loss": None}]
