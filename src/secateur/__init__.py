@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from secateur.pruning.gates import insert_gates_, merge_gates_
     from secateur.pruning.latency import measure_latency
     from secateur.pruning.pruner import Pruner
+    from secateur.pruning.repair import repair
     from secateur.pruning.scores import Score
     from secateur.pruning.settings import Budget, Limits
     from secateur.recipes.jobs import Job
@@ -67,6 +68,7 @@ __all__ = [
     "measure_latency",
     "merge_gates_",
     "prune",
+    "repair",
     "save",
     "segmentation",
     "shrink",
@@ -94,6 +96,7 @@ _HOMES = {
     "pruning.gates": ("insert_gates_", "merge_gates_"),
     "pruning.latency": ("measure_latency",),
     "pruning.pruner": ("Pruner",),
+    "pruning.repair": ("repair",),
     "pruning.scores": ("Score",),
     "pruning.settings": ("Budget", "Limits"),
     "recipes.jobs": ("Job",),

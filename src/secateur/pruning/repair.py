@@ -1,9 +1,9 @@
 """Repair: re-fit the layers of a pruned network in closed form, from a few hundred unlabelled images.
 
-The inputs that a layer has lost, and those that have drifted, are to a large part linear combinations of the inputs that
-it still has. The whole and the pruned network run side by side, each on all images at once, and stop at every layer:
-there the combination is fitted, folded into the layer's weight, and both go on. So each layer is fitted to the inputs
-that the repaired layers before it really give.
+The inputs that a layer has lost, and those that have drifted, are largely linear combinations of the inputs that it
+still has. The whole and the pruned network run side by side, each on all images at once, and stop at every layer. There
+the combination is fitted and folded into the layer's weight. So each layer is fitted to the inputs that the repaired
+layers before it give.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from secateur.channels.example import Example
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import shrink
 from secateur.errors import InvalidData
-from secateur.nested import map_tensors
 
 CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d}
 TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
-RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-"""Strengths that are tried, relative to the mean square of the inputs; the best on images held out of the fit is used."""
+RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+"""Strengths that are tried, relative to the mean square of the inputs; the best on images held out of the fit wins."""
 RIDGE = 1e-4
 """The strength where there are too few images to hold any out."""
 SAMPLES = 60_000
@@ -56,42 +55,42 @@ def repair(
     plan: Plan,
     batches: Iterable[Any],
     *,
+    images: int = 512,
     seed: int = 0,
     progress: Callable[[str], object] | None = None,
 ) -> nn.Module:
-    """The model, cut by the plan and re-fitted. A copy; the model stays as it is.
+    """The model, cut by the plan and re-fitted without training. A copy; the model stays as it is.
 
-    batches: unlabelled images: tensors, tuples of arguments, or a loader whose labels are ignored. All of them go
-        through the network at once: a few hundred are enough.
+    batches: unlabelled images: tensors, tuples of arguments, or a loader whose labels are ignored.
+    images: how many of them to use. All go through the network at once, so that memory grows with them.
     progress: called with a line for every layer that keeps its plain cut, and why.
     """
-    inputs = gather(batches, plan.graph.calls["eval"][0])
+    inputs = gather(batches, plan.graph.calls["eval"][0], images)
     cut = shrink(model, plan)
-    kept = {axis: indices for axis, indices in plan.remaining.items()}
-    repair_(cut, model, kept, plan.graph.axes, inputs, seed=seed, progress=progress)
+    repair_(cut, model, plan.remaining, plan.graph.axes, inputs, seed=seed, progress=progress)
     return cut
 
 
-def gather(batches: Iterable[Any], example: Example) -> Example:
-    """The arguments of one call with all images; what a batch has beyond the arguments of the example is left out."""
+def gather(batches: Iterable[Any], example: Example, images: int) -> Example:
+    """The arguments of one call with so many images; labels and other surplus parts of a batch are left out."""
     count, names = len(example.args), list(example.kwargs)
-    found: list[Any] = []
+    found: list[Example] = []
+    total = 0
     for batch in [batches] if isinstance(batches, Tensor) else batches:
+        if names and not (isinstance(batch, Mapping) and set(names) <= set(batch)):
+            raise InvalidData("a batch lacks inputs of the network", got=type(batch).__name__, wanted=", ".join(names))
         if names:
-            if not isinstance(batch, Mapping) or not set(names) <= set(batch):
-                raise InvalidData("a batch lacks inputs of the network", wanted=", ".join(names))
-            found.append({name: batch[name] for name in names})
-        elif isinstance(batch, Mapping):
-            found.append(tuple(list(batch.values())[:count]))
-        elif isinstance(batch, (tuple, list)):
-            found.append(tuple(batch[:count]))
+            found.append(Example((), {name: batch[name] for name in names}))
         else:
-            found.append((batch,))
-    if not found:
+            values = list(batch.values()) if isinstance(batch, Mapping) else batch
+            found.append(Example(tuple(values[:count]) if isinstance(values, (tuple, list)) else (values,), {}))
+        total += found[-1].size
+        if total >= images:
+            break
+    if not total:
         raise InvalidData("there are no images to repair with")
-    joined = [torch.cat(parts) for parts in zip(*(Example.of(each).tensors for each in found), strict=True)]
-    tensors = iter(joined)
-    return Example.of(map_tensors(found[0], lambda tensor: next(tensors)))
+    joined = iter([torch.cat(parts)[:images] for parts in zip(*(each.tensors for each in found), strict=True)])
+    return found[0].map(lambda tensor: next(joined))
 
 
 @torch.no_grad()
@@ -103,59 +102,36 @@ def repair_(
     inputs: Example,
     *,
     seed: int = 0,
-    add_up: Callable[[Tensor], Tensor] = lambda moments: moments,
     progress: Callable[[str], object] | None = None,
 ) -> None:
     """Re-fit the layers of a cut network, in place, to the whole one.
 
     kept: the indices of the whole network that are left, of every axis of a weight that has lost some.
     channels: the channel number at each index of an axis, for linear layers behind a flatten.
-    add_up: with several processes, the sum over all of them.
     """
     say = progress or (lambda text: None)
-    device = next(cut.parameters()).device
-    inputs = inputs.on(device)
+    inputs = inputs.on(next(cut.parameters()).device)
     uses = _count_uses(cut, inputs)
+    for name in sorted({name for name, weight in cut.named_parameters() if weight.dim() > 1} - set(uses)):
+        say(f"{name} keeps its plain cut: it is not the weight of a convolution or linear layer")
+    # A weight with several uses is fitted to all of them, so its moments must be there before it is used.
     shared: dict[str, Fit] = {}
-    for fitting in range(2 if any(count > 1 for count in uses.values()) else 1):
-        if fitting:
-            for name, fit in shared.items():
-                fit.write_(_weight(cut, name))
-        # A weight with several uses is fitted to all of them: in a first pass, of which only these are kept.
-        once = {} if fitting or not shared and all(count == 1 for count in uses.values()) else None
-        backup = {name: weight.clone() for name, weight in _weights(cut).items()} if once is None else {}
-        for one, other in _side_by_side(cut, whole, inputs):
-            if one.name != other.name:
-                say(f"{one.name} and what follows keep their plain cut: the networks run in different orders")
-                break
-            if uses.get(one.name, 1) > 1 and fitting:
-                continue
-            if one.inputs.shape == other.inputs.shape and torch.equal(one.inputs, other.inputs):
-                continue
-            fit = shared.get(one.name) or _prepare(one, other, whole, kept, channels, say)
-            if fit is None:
-                continue
-            fit.observe(one.inputs, other.inputs, seed)
-            if uses.get(one.name, 1) > 1:
+    if any(count > 1 for count in uses.values()):
+        for one, other in _side_by_side(cut, whole, inputs, say):
+            fit = shared.get(one.name) or (
+                _prepare(one, other, whole, kept, channels, say) if uses[one.name] > 1 else None
+            )
+            if fit is not None:
                 shared[one.name] = fit
-            else:
-                fit.solve(add_up)
-                fit.write_(_weight(cut, one.name))
-        if backup and shared:
-            for name, weight in _weights(cut).items():
-                weight.copy_(backup[name])
-            for fit in shared.values():
-                fit.solve(add_up)
-        elif not shared:
-            break
-
-
-def _weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    return dict(model.named_parameters())
-
-
-def _weight(model: nn.Module, name: str) -> nn.Parameter:
-    return model.get_parameter(name)
+                fit.observe(one.inputs, other.inputs, seed)
+        for name, fit in shared.items():
+            fit.write_(cut.get_parameter(name))
+    for one, other in _side_by_side(cut, whole, inputs, say):
+        drifted = one.inputs.shape != other.inputs.shape or not torch.equal(one.inputs, other.inputs)
+        fit = _prepare(one, other, whole, kept, channels, say) if drifted and uses[one.name] == 1 else None
+        if fit is not None:
+            fit.observe(one.inputs, other.inputs, seed)
+            fit.write_(cut.get_parameter(one.name))
 
 
 class Fit:
@@ -187,29 +163,31 @@ class Fit:
         if total > SAMPLES:
             generator = torch.Generator().manual_seed(seed)
             chosen = torch.randint(total, (SAMPLES,), generator=generator).to(device).sort().values
-        held = (chosen // places) % EVERY == EVERY - 1 if images >= EVERY else torch.zeros_like(chosen, dtype=torch.bool)
+        held = (chosen // places) % EVERY == EVERY - 1
         one, other = (data.movedim(1, -1).reshape(total, -1)[chosen] for data in (inputs, whole))
         for part, which in ((0, ~held), (1, held)):
+            if not bool(which.any()):
+                continue
             p = self.arrange(one[which], False).movedim(0, -1).double()
             o = self.arrange(other[which], True).movedim(0, -1).double()
             self.own[part] += p @ p.mT
             self.cross[part] += p @ o.mT
             self.all[part] += o @ o.mT
 
-    def solve(self, add_up: Callable[[Tensor], Tensor]) -> None:
-        """Choose the strength on the images held out, and fit on all."""
-        self.own, self.cross, self.all = (add_up(moments) for moments in (self.own, self.cross, self.all))
-        weight = self.weight
-        importance = torch.einsum("goit,gojt->gij", weight, weight)
+    def solve(self) -> Tensor:
+        """The combination C, fitted on all images with the strength that is best on those held out."""
         plain = self.select.expand_as(self.cross[0])
+        if not bool(self.all.isfinite().all() & self.own.isfinite().all()):
+            return plain
         best = RIDGE
-        if bool(self.all[1].diagonal(dim1=-2, dim2=-1).sum() > 0):
-            errors = {ridge: self._error(self._combination(self.own[0], self.cross[0], ridge), importance) for ridge in RIDGES}
+        if bool(self.all[1].any()):
+            importance = torch.einsum("goit,gojt->gij", self.weight, self.weight)
+            tried = {ridge: self._combination(self.own[0], self.cross[0], ridge) for ridge in RIDGES}
+            errors = {ridge: self._error(combination, importance) for ridge, combination in tried.items()}
             best = min(errors, key=lambda ridge: errors[ridge])
             if not errors[best] < self._error(plain, importance):
-                self.combination = plain
-                return
-        self.combination = self._combination(self.own.sum(0), self.cross.sum(0), best)
+                return plain
+        return self._combination(self.own.sum(0), self.cross.sum(0), best)
 
     def _combination(self, own: Tensor, cross: Tensor, ridge: float) -> Tensor:
         """C = S + (P P' + r mean(diag) I)^-1 P (O - S' P)'."""
@@ -224,13 +202,12 @@ class Fit:
     def _error(self, combination: Tensor, importance: Tensor) -> float:
         """The square of the error that the layer's outputs have on the images held out."""
         own, cross, every = self.own[1], self.cross[1], self.all[1]
-        mixed = combination.mT @ cross
-        left = every - mixed - mixed.mT + combination.mT @ own @ combination
-        return float((left * importance).sum())
+        weighted = combination @ importance
+        return float((every * importance).sum() + (weighted * (own @ combination - 2 * cross)).sum())
 
     def write_(self, parameter: nn.Parameter) -> None:
         """Give the cut layer the weight that its combination makes."""
-        fitted = torch.einsum("goct,gkc->gokt", self.weight, self.combination)
+        fitted = torch.einsum("goct,gkc->gokt", self.weight, self.solve())
         parameter.copy_(self.restore(fitted).reshape(parameter.shape))
 
 
@@ -243,9 +220,8 @@ def _prepare(
     say: Callable[[str], object],
 ) -> Fit | None:
     """How the layer is fitted; None, with the reason reported, if it is not."""
-    weight = _weight(whole, other.name).detach()
+    weight = whole.get_parameter(other.name).detach()
     device = weight.device
-    outputs_axis, inputs_axis = (1, 0) if other.transposed else (0, 1)
     left = {axis: kept[other.name, axis].to(device) for axis in (0, 1) if (other.name, axis) in kept}
     if weight.dim() == 2:
         return _prepare_linear(weight, left, channels.get((other.name, 1)))
@@ -254,7 +230,6 @@ def _prepare(
         parts = weight.reshape(groups, -1, weight.shape[1], taps).transpose(1, 2)
     else:
         parts = weight.reshape(groups, -1, weight.shape[1], taps)
-    count = parts.shape[2]
     # The outputs, or the inputs of a transposed layer, of all groups lie one after another along axis 0.
     per_group = weight.shape[0] // groups
     first = left.get(0, torch.arange(weight.shape[0], device=device))
@@ -275,7 +250,6 @@ def _prepare(
     def restore(fitted: Tensor) -> Tensor:
         return fitted.transpose(1, 2) if other.transposed else fitted
 
-    assert inputs_axis != outputs_axis and count >= inputs.numel()
     return Fit(parts, inputs, arrange, restore)
 
 
@@ -327,13 +301,13 @@ def _layer(func: Any, name: str, data: Tensor, weight: Tensor, rest: list[Any], 
     if func is F.linear:
         return Layer(name, data.reshape(-1, data.shape[-1], 1), 1, False)
     transposed = func in TRANSPOSED
-    order = ("bias", "stride", "padding", *(("output_padding", "groups", "dilation") if transposed else ("dilation", "groups")))
-    given = dict(zip(order, rest, strict=False)) | kwargs
+    others = ("output_padding", "groups", "dilation") if transposed else ("dilation", "groups")
+    given = dict(zip(("bias", "stride", "padding", *others), rest, strict=False)) | kwargs
     data = data if data.dim() == weight.dim() else data[None]
-    stride = given.get("stride", 1)
-    if not transposed and all(size == 1 for size in weight.shape[2:]) and given.get("padding", 0) in (0, (0,) * (weight.dim() - 2)):
-        steps = (stride,) * (weight.dim() - 2) if isinstance(stride, int) else tuple(stride)
-        data = data[(slice(None), slice(None), *(slice(None, None, step) for step in steps))]
+    stride, padding, axes = given.get("stride", 1), given.get("padding", 0), weight.dim() - 2
+    if not transposed and set(weight.shape[2:]) == {1} and padding in (0, (0,) * axes):
+        steps = (stride,) * axes if isinstance(stride, int) else tuple(stride)
+        data = data[(slice(None), slice(None), *(slice(None, None, step) for step in steps))]  # what the layer reads
     return Layer(name, data.flatten(2) if data.dim() > 2 else data[..., None], int(given.get("groups", 1)), transposed)
 
 
@@ -383,14 +357,19 @@ class _Runner(Thread):
         return found
 
 
-def _side_by_side(cut: nn.Module, whole: nn.Module, inputs: Example) -> Iterator[tuple[Layer, Layer]]:
-    """The layers of both networks in the order in which they run; each waits while it is looked at."""
+def _side_by_side(
+    cut: nn.Module, whole: nn.Module, inputs: Example, say: Callable[[str], object]
+) -> Iterator[tuple[Layer, Layer]]:
+    """The layers of both networks in the order in which they run; both networks wait while a layer is fitted."""
     with _evaluating(cut), _evaluating(whole):
         runners = _Runner(cut, inputs), _Runner(whole, inputs)
         try:
             while True:
                 one, other = (runner.next() for runner in runners)
                 if one is None or other is None:
+                    break
+                if one.name != other.name:
+                    say(f"{one.name} and all that follows keep their plain cut: the networks run in different orders")
                     break
                 yield one, other
                 for runner in runners:

@@ -1,0 +1,209 @@
+"""Repair: the cut network is re-fitted to the whole one without training."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks import KINDS, every_option, inputs
+from oracle import randomize_
+from torch import Tensor, nn
+
+import secateur
+from secateur import InvalidData, Plan
+from secateur.models.lookup import find_model
+from secateur.pruning.repair import Fit, repair
+
+
+def error(model: nn.Module, whole: nn.Module, data: Tensor) -> float:
+    """Of the output, relative to that of the whole network."""
+    with torch.no_grad():
+        wanted = whole.eval()(data)
+        return float((model.eval()(data) - wanted).norm() / wanted.norm())
+
+
+class Redundant(nn.Module):
+    """Half of the channels that `layer` reads are twice the other half."""
+
+    def __init__(self, layer: nn.Module, shape: tuple[int, ...] = (8, 8), groups: int = 1) -> None:
+        super().__init__()
+        convolution = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(shape)]
+        self.first = convolution(3, 8, 3, padding=1)
+        self.layer = layer
+        self.shape = shape
+        with torch.no_grad():
+            # In every group the second half of the channels.
+            order = torch.arange(8).reshape(groups, 2, -1)
+            self.first.weight[order[:, 1].flatten()] = 2 * self.first.weight[order[:, 0].flatten()]
+            self.first.bias[order[:, 1].flatten()] = 2 * self.first.bias[order[:, 0].flatten()]
+        self.kept = order[:, 0].flatten().tolist()
+
+    def forward(self, data: Tensor) -> Tensor:
+        return self.layer(self.first(data).relu()).flatten(1)
+
+
+LAYERS: dict[str, Any] = {
+    "convolution": (nn.Conv2d(8, 5, 3), {}),
+    "strided": (nn.Conv2d(8, 5, 1, stride=2), {}),
+    "padded": (nn.Conv2d(8, 5, 3, padding=1), {}),
+    "line": (nn.Conv1d(8, 5, 3), {"shape": (16,)}),
+    "volume": (nn.Conv3d(8, 5, 3), {"shape": (4, 4, 4)}),
+    "transposed": (nn.ConvTranspose2d(8, 5, 3, stride=2), {}),
+    "grouped": (nn.Conv2d(8, 6, 3, groups=2), {"groups": 2}),
+    "linear behind a flatten": (nn.Sequential(nn.Flatten(), nn.Linear(8 * 64, 5)), {}),
+    "linear behind pooling": (nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)), {}),
+    "squeeze and excite": (nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 5, 1)), {}),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_combinations_of_what_is_left_are_made_up_for(name: str) -> None:
+    layer, options = LAYERS[name]
+    model = Redundant(layer, **options).double().eval()
+    data = torch.randn(64, 3, *model.shape, dtype=torch.float64)
+    graph = secateur.analyze(model, data[:1])
+    # A channel of a grouped convolution is one position of every group.
+    indices = [0, 1] if graph.group("first").size == 4 else model.kept
+    plan = Plan.keep(graph, {"first": indices})
+    assert error(secateur.shrink(model, plan), model, data) > 0.05
+    assert error(repair(model, plan, data), model, data) < 1e-3
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=60, deadline=None)
+def test_the_fit_is_never_worse_than_the_plain_cut(seed: int) -> None:
+    """In the inputs of the layer, on the images of the fit; computed from the data instead of the moments."""
+    generator = torch.Generator().manual_seed(seed)
+    count, left = 6, int(torch.randint(1, 6, (), generator=generator))
+    images, places = (int(torch.randint(1, 30, (), generator=generator)) for _ in range(2))
+    mixing = torch.randn(count, count, generator=generator, dtype=torch.float64)
+    whole = torch.einsum("ij,njl->nil", mixing, torch.randn(images, count, places, generator=generator).double())
+    kept = torch.randperm(count, generator=generator)[:left].sort().values
+    drift = 1 + 0.3 * torch.randn(left, 1, generator=generator, dtype=torch.float64)
+    cut = whole[:, kept] * drift
+    fit = Fit(torch.randn(1, 3, count, 4, generator=generator), kept, lambda data, is_whole: data[:, None], lambda w: w)
+    fit.observe(cut, whole, seed=0)
+    combination = fit.solve()[0]
+    p, o = (data.movedim(1, 0).reshape(data.shape[1], -1) for data in (cut, whole))
+    plain = torch.zeros(left, count, dtype=torch.float64)
+    plain[torch.arange(left), kept] = 1
+    assert float((o - combination.T @ p).norm()) <= float((o - plain.T @ p).norm()) * (1 + 1e-9)
+
+
+def test_what_lost_nothing_and_did_not_drift_keeps_its_weight() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.ReLU(), nn.Conv2d(6, 2, 1)).eval()
+    plan = Plan.keep(secateur.analyze(model, torch.randn(1, 3, 8, 8)), {"2": [0, 1, 2, 3]})
+    repaired = repair(model, plan, torch.randn(16, 3, 8, 8))
+    assert torch.equal(repaired[0].weight, model[0].weight)
+    assert torch.equal(repaired[2].weight, model[2].weight[:4])
+    assert not torch.equal(repaired[4].weight, model[4].weight[:, :4])
+
+
+class Shared(nn.Module):
+    """One convolution, used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.twice, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 4)
+
+    def forward(self, data: Tensor) -> Tensor:
+        x = self.twice(self.first(data).relu()).relu()
+        return self.last(self.twice(x).relu().mean((2, 3)))
+
+
+def test_a_weight_with_several_uses_is_fitted_to_all() -> None:
+    model = Shared().double().eval()
+    data = torch.randn(64, 3, 8, 8, dtype=torch.float64)
+    plan = Plan.random(secateur.analyze(model, data[:1]), 0.4, seed=0)
+    assert error(repair(model, plan, data), model, data) < 0.5 * error(secateur.shrink(model, plan), model, data)
+
+
+@pytest.mark.parametrize(("name", "options"), [("resnet20", {}), ("torchvision:mobilenet_v2", {"width_mult": 0.25})])
+def test_real_networks_get_nearer_to_the_whole_one(name: str, options: dict[str, float]) -> None:
+    torch.manual_seed(0)
+    model = find_model(name, **options).eval()
+    data, other = torch.randn(48, 3, 32, 32), torch.randn(16, 3, 32, 32)
+    plan = Plan.random(secateur.analyze(model, data[:1], probe=False), 0.2, seed=0)
+    plain, repaired = secateur.shrink(model, plan), repair(model, plan, data)
+    assert error(repaired, model, other) < 0.7 * error(plain, model, other)
+    assert {n: t.shape for n, t in repaired.state_dict().items()} == {n: t.shape for n, t in plain.state_dict().items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_networks_stay_finite_and_the_same_each_time(kind: str) -> None:
+    for option, network in every_option(kind):
+        if option % 8:
+            continue
+        model, data = randomize_(network).eval(), inputs(option)
+        graph = secateur.analyze(model, data, probe=False)
+        if not graph.groups:
+            continue
+        plan = Plan.random(graph, 0.4, seed=option)
+        found = [repair(model, plan, [data]) for _ in range(2)]
+        for one, other in zip(*(each.state_dict().values() for each in found), strict=True):
+            assert torch.equal(one, other)
+            assert not one.is_floating_point() or bool(one.isfinite().all())
+
+
+@pytest.mark.parametrize("images", [1, 2, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dead_constant_and_duplicate_channels(images: int, dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.Conv2d(12, 4, 3)).eval()
+    with torch.no_grad():
+        model[0].weight[:4] = 0
+        model[0].bias[:2] = -1  # dead
+        model[0].bias[2:4] = 1  # constant
+        model[0].weight[5] = model[0].weight[4]
+        model[0].bias[5] = model[0].bias[4]
+    model = model.to(dtype)
+    data = torch.randn(images, 3, 6, 6).to(dtype)
+    plan = Plan.keep(secateur.analyze(model, data[:1]), {"0": [0, 1, 2, 4, 6, 7]})
+    repaired = repair(model, plan, data)
+    assert all(bool(tensor.isfinite().all()) for tensor in repaired.state_dict().values())
+    assert next(repaired.parameters()).dtype == dtype
+
+
+def test_batches_of_a_loader_and_the_model_as_it_was() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1)).train()
+    data = torch.randn(32, 3, 8, 8)
+    plan = Plan.random(secateur.analyze(model, data[:1]), 0.5)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data, torch.zeros(32)), batch_size=10)
+    found = [repair(model, plan, given) for given in (loader, data, [data[:20], data[20:]], [{"image": data}])]
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0].state_dict().values(), other.state_dict().values()))
+    assert model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    few = repair(model, plan, loader, images=10)
+    assert all(map(torch.equal, few.state_dict().values(), repair(model, plan, data[:10]).state_dict().values()))
+    with pytest.raises(InvalidData):
+        repair(model, plan, [])
+
+
+def test_what_is_not_fitted_is_named() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 8, 3), nn.Parameter(torch.randn(4, 8))
+
+        def forward(self, data: Tensor) -> Tensor:
+            return self.first(data).relu().mean((2, 3)) @ self.last.T
+
+    model, data, lines = Scaled().eval(), torch.randn(8, 3, 8, 8), list[str]()
+    plan = Plan.random(secateur.analyze(model, data[:1]), 0.5)
+    repair(model, plan, data, progress=lines.append)
+    assert any(line.startswith("last ") for line in lines)
+
+
+def test_an_error_of_the_network_reaches_the_caller() -> None:
+    class Picky(nn.Sequential):
+        def forward(self, data: Tensor) -> Tensor:
+            if data.shape[0] > 8:
+                raise RuntimeError("too many images")
+            return super().forward(data)
+
+    model = Picky(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1)).eval()
+    plan = Plan.random(secateur.analyze(model, torch.randn(1, 3, 8, 8)), 0.5)
+    with pytest.raises(RuntimeError, match="too many images"):
+        repair(model, plan, torch.randn(16, 3, 8, 8))
