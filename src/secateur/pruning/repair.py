@@ -76,7 +76,8 @@ def gather(batches: Iterable[Any], example: Example, images: int) -> Example:
     count, names = len(example.args), list(example.kwargs)
     found: list[Example] = []
     total = 0
-    for batch in [batches] if isinstance(batches, Tensor) else batches:
+    given: Iterable[Any] = [batches] if isinstance(batches, Tensor) else batches
+    for batch in given:
         if names and not (isinstance(batch, Mapping) and set(names) <= set(batch)):
             raise InvalidData("a batch lacks inputs of the network", got=type(batch).__name__, wanted=", ".join(names))
         if names:
