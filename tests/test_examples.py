@@ -12,6 +12,7 @@ SLOW = {"accelerate_loop", "lightning_loop"}
 """Their frameworks take long to import."""
 
 
+@pytest.mark.filterwarnings("default")  # as where users run them
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, marks=pytest.mark.slow) if path.stem in SLOW else path for path in EXAMPLES],

@@ -106,17 +106,3 @@ def place_of(error: BaseException, *inside: str) -> str:
 
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside)]
     return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-
-
-# Former names, until every module uses those above.
-InvalidArgument = InvalidPlan = InvalidOptimizer = UnknownName = InvalidSetting
-InvalidExample = CannotExport = InvalidModel
-InvalidTask = DamagedRun = DamagedResult = InvalidData
-
-
-class NonFiniteLoss(SecateurError):
-    """The loss has become NaN or infinite at this step."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"the loss is not finite at step {step}")
-        self.step = step

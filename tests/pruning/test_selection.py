@@ -17,7 +17,7 @@ from secateur.models.resnet_cifar import CifarResNet
 from secateur.pruning.selection import Target, check_reachable, ranked, select
 
 IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-SETTINGS = settings(database=None, deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+SETTINGS = settings(database=None, deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
 
 
 def make_graph(sizes: list[int], filters: list[int], at_least: int = 1) -> ChannelGraph:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import batches, briefly, finished, make_run, prepared, quick, same, states
+from small import SIZE, batches, briefly, finished, make_run, prepared, quick, same, states
 
 import secateur
 from secateur import InvalidData, InvalidSetting, Result, TickTock
@@ -147,3 +147,21 @@ def test_runs_that_cannot_be_continued(first: Path, tmp_path: Path) -> None:
             continue_run(tmp_path / name, tmp_path / "second", smaller)
     assert not (tmp_path / "second").exists()
     assert torch.equal(make_run(quick(), net, graph, task, folder=tmp_path / "unfinished").kept, graph.all_kept())
+
+
+def test_a_run_that_cannot_start_leaves_no_folder_behind(tmp_path: Path) -> None:
+    net, graph, task = prepared()
+    example = torch.rand(1, 2, SIZE, SIZE, dtype=torch.float64)
+    secateur.prune(
+        net, example, task, settings=quick(keep_macs=0.6, finetune_epochs=0), graph=graph, folder=tmp_path / "a"
+    )
+    given = {"settings": quick(keep_macs=0.5, finetune_epochs=0), "graph": graph, "folder": tmp_path / "b"}
+    with pytest.raises(InvalidSetting) as caught:  # another precision than the run it continues from
+        secateur.prune(
+            net, example, task, engine=secateur.Engine(precision="bf16"), continue_from=tmp_path / "a", **given
+        )
+    assert "precision" in str(caught.value.got)
+    assert not (tmp_path / "b" / "config.json").exists()
+    assert not list((tmp_path / "b").glob("*.safetensors"))
+    result = secateur.prune(net, example, task, continue_from=tmp_path / "a", **given)
+    assert result.after.macs <= 0.5 * result.before.macs

@@ -107,7 +107,7 @@ def sparsely(every: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("every", [every, pytest.param(1, marks=pytest.mark.slow)])
 
 
-@sparsely(3)
+@sparsely(4)
 def test_from_every_checkpoint_and_every_event(every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = check_all_moments(quick(**RICH), tmp_path, monkeypatch, every=every)
     assert_same_result(whole, finished(quick(**RICH), *prepared()), "a folder changes nothing")
@@ -133,7 +133,7 @@ def test_with_other_settings(
     check_all_moments(quick(**RICH, **settings), tmp_path, monkeypatch, engine=Engine(checkpoint_steps=1, **engine))
 
 
-@sparsely(5)
+@sparsely(7)
 def test_within_baseline_and_retrain(every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = quick(**RICH, retrain_epochs=2, keep_macs=0.8)
     baseline = briefly(epochs=2, optimizer="adamw")

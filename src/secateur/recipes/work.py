@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from secateur.results.pictures import draw_predictions
 from secateur.results.summary import device_name, shape_of
 from secateur.runs.events import Event, Finished, Result
 from secateur.runs.prune import pruning_phases, training_phases
-from secateur.runs.record import continue_run, read_settings
+from secateur.runs.record import continued, read_settings
 from secateur.runs.run import Run
 from secateur.runs.settings import TickTock
 from secateur.training.checkpoint import as_it_was, read_config
@@ -70,7 +69,7 @@ def perform(
         continue_from = None
     with (
         as_it_was(out, TABLE) if world.leads else nullcontext(),
-        _continued(continue_from, out, settings) if continue_from is not None else nullcontext(),
+        continued(continue_from, out, settings) if continue_from is not None else nullcontext(),
     ):
         world.wait()
         resumes = (out / "config.json").is_file()
@@ -121,21 +120,6 @@ def perform(
     if (stopping := world.any(run.stopping)) is not None:
         raise Interrupted(stopping, str(out))  # during the last evaluation: what would follow must not begin
     return result
-
-
-@contextmanager
-def _continued(source: Path, out: Path, settings: TickTock | Training) -> Iterator[None]:
-    """Make a folder that continues from another run; if the run cannot start, remove what was put there."""
-    assert isinstance(settings, TickTock)
-    continue_run(source, out, settings)
-    try:
-        yield
-    except BaseException:
-        (out / "config.json").unlink(missing_ok=True)
-        shutil.rmtree(out / "checkpoints", ignore_errors=True)
-        for file in source.glob("*.safetensors"):
-            (out / file.name).unlink(missing_ok=True)
-        raise
 
 
 def _check_start(start: starts.Start, config: RunConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from secateur.errors import InvalidSetting
 from secateur.pruning.latency import LatencyTable, measure_latency
 from secateur.runs.events import Finished, Result
 from secateur.runs.phases import Phase, StartPhase, TrainPhase
-from secateur.runs.record import continue_run
+from secateur.runs.record import continued
 from secateur.runs.run import Progress, Run
 from secateur.runs.settings import TickTock
 from secateur.runs.ticktock import PruningPhase
@@ -63,14 +64,16 @@ def prune(
     if latency is None and settings.needs_latency:
         say("measuring the layers on this device")
         latency = measure_latency(model, example, progress=say)
+    start = nullcontext()
     if continue_from is not None:
         if folder is None:
             raise InvalidSetting("continue_from needs a folder for the new run")
         if not (Path(folder) / "config.json").exists():
-            continue_run(continue_from, folder, settings)
+            start = continued(continue_from, folder, settings)
     phases = pruning_phases(settings, latency)
     whole = Plan(graph, graph.all_kept())
-    run = Run(settings, phases, model, whole, task, engine=engine, folder=folder, progress=say)
+    with start:
+        run = Run(settings, phases, model, whole, task, engine=engine, folder=folder, progress=say)
     result = finish(run)
     # Pruning has checked its cuts on random inputs of the example's shape; this is the example itself.
     verify(run.whole or model, result.plan, example)

@@ -6,7 +6,8 @@ import hashlib
 import json
 import shutil
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,6 +208,21 @@ def continue_run(source: str | Path, target: str | Path, settings: TickTock) -> 
             shutil.copyfile(path, target / path.name)
         shutil.copytree(kept, target / "checkpoints" / f"{1:08}", dirs_exist_ok=True)
         folder.write_config({**config, "settings": settings.to_dict()})
+
+
+@contextmanager
+def continued(source: str | Path, target: str | Path, settings: Any) -> Iterator[None]:
+    """`continue_run`; if the run cannot start then, remove what was put into the folder."""
+    source, target = Path(source), Path(target)
+    continue_run(source, target, settings)
+    try:
+        yield
+    except BaseException:
+        (target / "config.json").unlink(missing_ok=True)
+        shutil.rmtree(target / "checkpoints", ignore_errors=True)
+        for file in source.glob("*.safetensors"):
+            (target / file.name).unlink(missing_ok=True)
+        raise
 
 
 def _check_smaller(source: Path, settings: TickTock, lines: bytes) -> None:

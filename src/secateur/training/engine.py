@@ -35,7 +35,7 @@ class Engine(Settings):
     """Let cuDNN benchmark its algorithms, which takes seconds per shape; otherwise it uses deterministic ones."""
 
     compile: bool = False
-    """Compile the model with torch.compile for Tocks and fine-tuning. Takes a minute; pays for long runs."""
+    """Compile the model with torch.compile where whole networks train. Takes a minute; pays for long runs."""
 
     sync_batchnorm: bool = False
     """With several processes, normalise over the global batch (CUDA only)."""

@@ -68,7 +68,7 @@ class Learning(Settings):
     """Apply weight decay to gates, batch norms and biases too; otherwise to filters alone."""
 
     distill: float = 0.0
-    """Share of the loss that is the distance from the whole network's output, in Tocks and fine-tuning."""
+    """Share of the loss that is the distance from the whole network's output, in phases that distil."""
 
     distill_temperature: float = 4.0
     """Temperature that softens both outputs."""
