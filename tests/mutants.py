@@ -210,7 +210,7 @@ MUTANTS = """
 - count = min(count, _fewest(target, kept, here, ends))
 + count = min(count, _fewest(target, kept, here, ends) + 1)
 # a budget of filters forgets those that stay
-@ tests/pruning/test_selection.py::test_selection_is_that_of_the_slow_one
+@ tests/pruning/test_selection.py::test_a_budget_that_is_a_whole_number_is_met_by_it
 - return self.graph.num_filters - int(filters_per_channel(self.graph)[~kept].sum())
 + return self.graph.num_free_filters - int(filters_per_channel(self.graph)[~kept].sum())
 # a quota counts channels, not filters
@@ -391,11 +391,11 @@ MUTANTS = """
 - if (name := self._names.get(key)) is None:
 + if (name := None) is None:
 # optimizer state is not restored
-@ tests/runs/test_resume.py::test_from_every_checkpoint_and_every_event[3]
+@ tests/runs/test_resume.py::test_from_every_checkpoint_and_every_event
 - optimizer.state[parameter].update(placed)
 + pass
 # what a score has seen is not restored
-@ tests/runs/test_resume.py::test_from_every_checkpoint_and_every_event[3]
+@ tests/runs/test_resume.py::test_from_every_checkpoint_and_every_event
 - self.score.state()[name].copy_(value)
 + pass
 # the average of the weights is not restored
