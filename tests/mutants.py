@@ -39,20 +39,22 @@ MUTANTS = """
 == operator rules
 # softmax over channels is taken to be channel by channel
 @ tests/channels/test_reasons.py::test_stays_with_reason[softmax]
-- seen = call.mix(axes[dim], f"passes {call.name.strip('_')}, which sees all channels")
+- dim = positive(call["dim"], tensor.dim())
+- seen = call.mix(axes[dim])
++ dim = positive(call["dim"], tensor.dim())
 + seen = axes[dim]
 # a channel picked by its number may go
 @ tests/channels/test_reasons.py::test_stays_with_reason[one channel picked]
-- call.freeze(axes[dim], "is picked by its number")
+- call.freeze(axes[dim], Kind.INDEXED)
 + pass
 # a channel that meets a tensor of fixed size may go
 @ tests/channels/test_reasons.py::test_stays_with_reason[constants]
-- call.freeze(axis, f"meets {call.fixed(fixed)}")
+- self.freeze(axis, Kind.FIXED_TENSOR, detail)
 + pass
 # queries and keys of attention may be cut
 @ tests/channels/test_reasons.py::test_attention
-- call.freeze(axis, "is compared in attention, which is scaled by its size")
-+ pass
+- for axes in (query_axes, key_axes):
++ for axes in ():
 # an element by element operator always leaves zero as it is
 @ tests/channels/test_reasons.py::test_zero_that_wakes_up
 - return codes if stays else codes | 1
@@ -68,58 +70,58 @@ MUTANTS = """
 - return with_alive(axis, True) if isinstance(axis, Tensor) and bias is not None else axis
 + return axis
 # batch norm is not tied to the channels it norms
-@ tests/channels/test_rules.py::test_chain
+@ tests/channels/test_operators_couple.py::test_chain
 - if isinstance(axis, Tensor):
--     call.table.tie(codes, axis)
+-     call.tie(codes, axis)
 - elif axis is None:
 + if axis is None:
 # the channels of a group of group norm go one by one
-@ tests/channels/test_carriers.py::test_groups_of_a_norm_go_whole
-- call.table.tie(lines, lines[:, :1])
+@ tests/channels/test_operators_carry.py::test_groups_of_a_norm_go_whole
+- call.tie(lines, lines[:, :1])
 - codes = with_alive(codes,
 + codes = with_alive(codes,
 # the terms of a sum are not tied
-@ tests/channels/test_rules.py::test_residual
+@ tests/channels/test_operators_couple.py::test_residual
 - for other in carried[1:]:
 + for other in carried[1:1]:
 # the halves of an equal split are cut unlike
-@ tests/channels/test_rules.py::test_split
+@ tests/channels/test_operators_couple.py::test_split
 - if grouped.shape[0] > 1:
 + if grouped.shape[0] > 2:
 # a strided slice ties nothing
-@ tests/channels/test_properties.py::test_each_kind_leaves_channels[split]
-- call.table.tie(pairs, pairs[:, :1])
+@ tests/channels/test_rule_table.py::test_rule[slice step]
+- call.tie(pairs, pairs[:, :1])
 + pass
 # parts of unequal size may be cut
 @ tests/channels/test_reasons.py::test_stays_with_reason[unequal parts]
-- if not all(named):
-+ if False:
+- return sum(part not in places for part in self.parts) <= self.spare
++ return True
 # a pixel shuffle ties channels of different outputs
-@ tests/channels/test_rules.py::test_pixel_shuffle
+@ tests/channels/test_operators_couple.py::test_pixel_shuffle
 - lines = codes.reshape(-1, factor * factor)
 + lines = codes.reshape(factor * factor, -1).T
 # padding with ones leaves zero
-@ tests/channels/test_zeros.py::test_padding_with_ones_stays
-- edges = zero_codes(call, counts) if call["value"] == 0 else [fixed_codes(call, n) for n in counts]
-+ edges = zero_codes(call, counts)
+@ tests/channels/test_operators_zeros.py::test_padding_with_ones_stays
+- edges = call.new_zeros(counts) if call["value"] == 0 else [call.new_fixed(n) for n in counts]
++ edges = call.new_zeros(counts)
 # the filters of a depthwise convolution with a multiplier are mixed up
-@ tests/channels/test_rules.py::test_depthwise_with_multiplier
+@ tests/channels/test_operators_couple.py::test_depthwise_with_multiplier
 - .expand(groups, out_each).reshape(-1)
 + .expand(groups, out_each).T.reshape(-1)
 # a transposed convolution has its filters along the wrong axis
-@ tests/channels/test_rules.py::test_transposed
+@ tests/channels/test_operators_couple.py::test_transposed
 - inner, outer = (weight_axes[0], weight_axes[1]) if transposed else (weight_axes[1], weight_axes[0])
 - source, num_in = data_axes[1], data.shape[1]
 + inner, outer = weight_axes[1], weight_axes[0]
 + source, num_in = data_axes[1], data.shape[1]
 == analysis, probe and verification
 # the weakest role of a slice counts, not the strongest
-@ tests/channels/test_rules.py::test_residual
+@ tests/channels/test_operators_couple.py::test_residual
 - for role in sorted(self._roles):
 + for role in sorted(self._roles, reverse=True):
 # what reaches the output may be cut
-@ tests/channels/test_rules.py::test_chain
-- watch.freeze(state, "reaches the model's output")
+@ tests/channels/test_operators_couple.py::test_chain
+- watch.freeze(state, Reason(Kind.OUTPUT))
 + pass
 # training mode is never watched
 @ tests/channels/test_analyze.py::test_train_only_heads_hold_on_to_their_channels
@@ -130,19 +132,19 @@ MUTANTS = """
 - if other is not leaf:
 + if False:
 # a channel that lies on both axes of a layer saves one of them only
-@ tests/pruning/test_select.py::test_ranks_per_cost_use_what_each_channel_saves_as_the_network_stands
+@ tests/pruning/test_selection.py::test_ranks_per_cost_use_what_each_channel_saves_as_the_network_stands
 - after *= size - counted[position] if position in counted else size
 + after *= size - counted[position] if position in list(counted)[:1] else size
 # the probe does not compare numbers
-@ tests/channels/test_analyze.py::test_the_probe_finds_values_that_depend_on_the_number_of_channels
+@ tests/channels/test_probe.py::test_numbers_that_depend_on_a_width
 - if plan.exact and not result.agrees:
 + if False:
 # the masked network keeps its shifts
-@ tests/channels/test_shrink.py::test_a_bias_may_wake_removed_channels_that_a_norm_puts_to_sleep
+@ tests/channels/test_verify.py::test_a_bias_may_wake_removed_channels_that_a_norm_puts_to_sleep
 - if role != "consumes":
 + if role == "produces":
 # zeros hide what is behind them
-@ tests/channels/test_blind.py::test_complex_weights_of_zeros_hide_nothing
+@ tests/channels/test_verify.py::test_complex_weights_of_zeros_hide_nothing
 - hides = (tensor == 0) | (tensor.abs().max() < HIDES)
 + hides = tensor.abs().max() < 0
 # the probe stops at the first attempt
@@ -150,15 +152,15 @@ MUTANTS = """
 - attempts.rotate(-1)
 + return found
 # one channel may be left where the code drops axes of size one
-@ tests/channels/test_traps.py::test_squeeze_of_the_last_channel
+@ tests/channels/test_operators_write.py::test_squeeze_of_the_last_channel
 - at_least = 2 if squeezed and not squeezed.isdisjoint(components_of) else 1
 + at_least = 1
 # training mode is not verified
-@ tests/channels/test_shrink.py::test_verify_reports_and_catches_a_wrong_graph
+@ tests/channels/test_verify.py::test_verify_reports_and_catches_a_wrong_graph
 - calls: Calls = {"eval": [call], "train": [call.repeated(), call]}
 + calls: Calls = {"eval": [call]}
 # any difference is rounding
-@ tests/channels/test_shrink.py::test_verify_reports_and_catches_a_wrong_graph
+@ tests/channels/test_verify.py::test_verify_reports_and_catches_a_wrong_graph
 - return self.difference <= TOLERANCES[self.precision]
 + return True
 == cutting
@@ -175,52 +177,56 @@ MUTANTS = """
 - tensor.grad = cut(gradient, shape, indices)
 + pass
 # numbers that modules keep do not follow a cut
-@ tests/channels/test_carriers.py::test_size_attributes_follow
-- if count != attribute.size:
-+ if False:
+@ tests/channels/test_attributes.py::test_size_attributes_follow
+- size.set_(modules[size.module])
++ pass
 # a second cut counts in the whole network
-@ tests/pruning/test_equivalence.py::test_whole_life[pre-activation]
+@ tests/pruning/test_equivalence.py::test_whole_life
 - here = indices if before is None else torch.searchsorted(before, indices)
 + here = indices
 # a plan may leave nothing of a layer
 @ tests/channels/test_plan.py::test_a_selection_that_empties_a_layer_is_refused
 - if emptied:
 + if False:
+# a plan may leave one channel where the code drops axes of size one
+@ tests/channels/test_plan.py::test_two_channels_are_left_where_the_code_drops_axes_of_size_one
+- if least > 1 and (left := int(self.kept[group.span].sum())) < least:
++ if False:
 # a plan follows the selection it was made from
 @ tests/channels/test_plan.py::test_a_plan_does_not_follow_the_selection_it_was_made_from
 - self.kept.detach().cpu().clone())
 + self.kept.detach().cpu())
 # saved indices may come in any order
-@ tests/results/test_load.py::test_a_changed_plan_is_refused
+@ tests/results/test_load.py::test_what_was_changed_is_refused
 - if values[0] < 0 or values[-1] >= size or any(a >= b for a, b in pairwise(values)):
 + if min(values) < 0 or max(values) >= size:
 # numbers that modules keep are not set when a result is loaded
 @ tests/results/test_load.py::test_a_network_of_the_users_own
-- set_size(modules[size.module], size.attribute, size.position, size.after)
-+ pass
+- return cls(shapes, kept, tuple(sizes))
++ return cls(shapes, kept, ())
 == selection, budgets, floors and latency
 # one channel more goes than the budget needs
-@ tests/pruning/test_select.py::test_a_budget_is_met_and_the_last_channel_was_needed
-- count = min(count, _fewest(graph, kept, here, ends, budget))
-+ count = min(count, _fewest(graph, kept, here, ends, budget) + 1)
+@ tests/pruning/test_selection.py::test_a_budget_is_met_and_the_last_channel_was_needed
+- count = min(count, _fewest(target, kept, here, ends))
++ count = min(count, _fewest(target, kept, here, ends) + 1)
 # a budget of filters forgets those that stay
-@ tests/pruning/test_select.py::test_selection_is_that_of_the_slow_one
-- return graph.num_filters - int(filters_per_channel(graph)[~kept].sum())
-+ return graph.num_free_filters - int(filters_per_channel(graph)[~kept].sum())
+@ tests/pruning/test_selection.py::test_a_budget_that_is_a_whole_number_is_met_by_it
+- return self.graph.num_filters - int(filters_per_channel(self.graph)[~kept].sum())
++ return self.graph.num_free_filters - int(filters_per_channel(self.graph)[~kept].sum())
 # a quota counts channels, not filters
-@ tests/pruning/test_select.py::test_a_quota_counts_filters_and_takes_one_step_at_least
+@ tests/pruning/test_selection.py::test_a_quota_counts_filters_and_takes_one_step_at_least
 - filters = torch.cumsum(filters_per_channel(graph)[here], 0)[ends - 1]
 + filters = ends
 # the worthiest channels go first
-@ tests/pruning/test_select.py::test_selection_is_that_of_the_slow_one
+@ tests/pruning/test_selection.py::test_selection_is_that_of_the_slow_one
 - here = here[torch.argsort(worth[here], stable=True)]
 + here = here[torch.argsort(worth[here], stable=True, descending=True)]
 # groups stop one channel above their floor
-@ tests/pruning/test_select.py::test_selection_is_that_of_the_slow_one
+@ tests/pruning/test_selection.py::test_selection_is_that_of_the_slow_one
 - allowed = after >= floors[group]
 + allowed = after > floors[group]
 # the floor by ratio is rounded up
-@ tests/pruning/test_select.py::test_floors
+@ tests/pruning/test_selection.py::test_floors
 - math.floor(self.min_ratio * group.size + 1e-9))
 + math.ceil(self.min_ratio * group.size - 1e-9))
 # groups without a gate may be removed
@@ -228,11 +234,19 @@ MUTANTS = """
 - low = group.size if group.name in graph.ungated else min(low, group.size)
 + low = min(low, group.size)
 # ranks per cost use what channels saved in the whole network
-@ tests/pruning/test_select.py::test_ranks_per_cost_use_what_each_channel_saves_as_the_network_stands
+@ tests/pruning/test_selection.py::test_ranks_per_cost_use_what_each_channel_saves_as_the_network_stands
 - saved = graph.savings(kept)[
 + saved = graph.savings()[
+# the power is left out of ranks per MAC and parameter
+@ tests/pruning/test_selection.py::test_ranks_per_cost_use_what_each_channel_saves_as_the_network_stands
+- saved.double().clamp_min(1) ** power
++ saved.double().clamp_min(1)
+# the power is left out of ranks per microsecond
+@ tests/pruning/test_latency.py::test_ranks_per_microsecond_divide_by_a_power_of_the_savings
+- table.savings(graph, kept) ** power
++ table.savings(graph, kept)
 # the power of a rank does not reach the pruner
-@ tests/ticktock/test_schedule.py::test_the_power_of_a_rank_reaches_the_pruner
+@ tests/runs/test_run.py::test_the_power_of_a_rank_reaches_the_pruner[0.5]
 - rank_power=settings.rank_power,
 + rank_power=1.0,
 # latency between two widths is that of the narrower
@@ -253,7 +267,7 @@ MUTANTS = """
 - weight.requires_grad_(False)
 + pass
 # a merged batch norm does not train any more
-@ tests/pruning/test_equivalence.py::test_whole_life[pre-activation]
+@ tests/pruning/test_equivalence.py::test_whole_life
 - weight.requires_grad_(fold.trained)
 + pass
 # a mask has no effect
@@ -286,75 +300,86 @@ MUTANTS = """
 - gone = before & ~self.kept
 + gone = before & ~self.kept
 # a fraction is one of all filters, not of those that remain
-@ tests/pruning/test_select.py::test_widths_of_a_real_network_are_multiples_or_whole[2]
+@ tests/pruning/test_pruner.py::test_a_fraction_is_one_of_the_filters_that_remain
 - gated = filters_per_channel(self.graph)[self.kept & self.gates.removable]
 + gated = filters_per_channel(self.graph)[self.gates.removable]
 # channels that a learnt shift could wake are only masked
-@ tests/pruning/test_gates_hunt.py::test_masked_and_cut_agree_behind_a_learnt_shift
+@ tests/pruning/test_pruner.py::test_channels_behind_a_learnt_shift_are_cut_even_where_they_would_be_masked
 - if cut or loose:
 + if cut:
 # training wakes channels that are left as zeros
-@ tests/pruning/test_merged.py::test_every_block
+@ tests/pruning/test_gate_properties.py::test_zeros_in_every_block
 - torch._foreach_mul_(gradients, factors)
 + pass
 == phases of a run and training
 # a Tick trains what a Tock does
-@ tests/ticktock/test_run.py::test_a_tick_changes_gates_and_the_final_layer_only
-- only_train_(self.model, [*self.in_tick, *self.gates.phis])
-+ only_train_(self.model, [*self.in_tock, *self.gates.phis])
+@ tests/runs/test_phases.py::test_a_tick_changes_gates_and_the_final_layer_only
+- only_train_(run.model, [*self.in_tick, *self.gates.phis])
++ only_train_(run.model, [*self.in_tock, *self.gates.phis])
 # a Tock trains the frozen weights of batch norms
-@ tests/ticktock/test_run.py::test_a_tock_trains_all_but_the_frozen_batch_norm_weights
-- return [*(p for p in trained if id(p) not in frozen), *gates.trainable]
-+ return [*trained, *gates.trainable]
+@ tests/runs/test_phases.py::test_a_tock_trains_all_but_the_frozen_batch_norm_weights
+- return [*(p for p in trained if id(p) not in frozen), *pruner.gates.trainable]
++ return [*trained, *pruner.gates.trainable]
 # a Tock follows every Tick
-@ tests/ticktock/test_run.py::test_the_schedule_in_order
-- due = settings.ticks_per_tock and self.cursor.ticks % settings.ticks_per_tock == 0
-+ due = settings.ticks_per_tock
+@ tests/runs/test_run.py::test_the_schedule_in_order
+- self.part = "Tock" if tocks.every and self.ticks % tocks.every == 0 else "Tick"
++ self.part = "Tock" if tocks.every else "Tick"
 # a Tick has the rate of a Tock
-@ tests/ticktock/test_settings_of_training.py::test_rates_as_a_run_uses_them[triangle]
-- lambda step: settings.tick_lr,
-+ lambda step: settings.tock_lr[1],
-# every epoch begins its rates anew
-@ tests/ticktock/test_settings_of_training.py::test_rates_as_a_run_uses_them[triangle]
-- before, num_steps = epoch * self.num_batches, epochs * self.num_batches
-+ before, num_steps = 0, epochs * self.num_batches
-# a Tick sees all of the data
-@ tests/ticktock/test_run.py::test_the_same_seed_gives_the_same_result_and_leaves_the_callers_random_numbers_alone
-- source = draw(source, settings.tick_data, settings.tick_per_class, generator)
+@ tests/runs/test_phases.py::test_rates[triangle]
+- rate=lambda step: ticks.lr,
++ rate=lambda step: self.settings.tocks.lr,
+# every epoch of a Tock begins its rates anew
+@ tests/runs/test_phases.py::test_rates[triangle]
+- tocks.rate(before + step, steps)
++ tocks.rate(step, steps)
+# every epoch of fine-tuning begins its rates anew
+@ tests/runs/test_phases.py::test_rates[triangle]
+- self.schedule.rate(before + step, steps)
++ self.schedule.rate(step, steps)
+# the L1 term is left out of a Tock
+@ tests/runs/test_phases.py::test_a_tock_shrinks_gates_by_its_sparsity
+- after_backward=lambda: self.gates.add_l1_(tocks.sparsity),
++ after_backward=None,
+# a Tick goes on with what its score has seen before
+@ tests/runs/test_phases.py::test_a_tick_scores_what_it_has_seen_itself
+- # Scores that observe the outputs of layers have observed Tocks and evaluations too.
+- self.pruner.score.begin(self.gates)
 + pass
+# a Tick sees all of the data
+@ tests/runs/test_phases.py::test_a_tick_sees_its_part_of_the_data
+- drawn = partial(draw, fraction=ticks.data, per_class=ticks.per_class)
++ drawn = None
 # the cut is not confirmed before fine-tuning
-@ tests/ticktock/test_run.py::test_a_cut_that_turns_out_wrong_is_no_result
-- confirm(self.given, self.pruner.plan)
+@ tests/runs/test_run.py::test_a_cut_that_turns_out_wrong_gives_no_result
+- confirm(run.whole, self.pruner.plan)
 + pass
 # fine-tuning goes on with the optimizer of pruning
-@ tests/ticktock/test_settings_of_training.py::test_a_run_that_only_fine_tunes_is_a_plain_loop
-- self.optimizer = optimizer_for(self.trained, self.settings)
-+ pass
+@ tests/runs/test_phases.py::test_optimizers_by_name
+- self.optimizer = make_optimizer(run.trained, self.learning)
++ self.optimizer = getattr(run.phases[-2], "optimizer", None) or make_optimizer(run.trained, self.learning)
 # what diverged is the result
-@ tests/ticktock/test_run.py::test_a_run_that_diverges_says_where_and_keeps_the_last_good_state
+@ tests/runs/test_run.py::test_a_run_that_diverges_keeps_the_last_good_network
 - self.model.load_state_dict(self.good)
 + pass
 # the average of the weights is not the result
-@ tests/ticktock/test_settings_of_training.py::test_the_result_has_the_average_and_evaluation_sees_it
+@ tests/runs/test_phases.py::test_the_result_has_the_average_and_evaluation_sees_it
 - if last and self.ema is not None:
 + if False:
 # a Tick is distilled too
-@ tests/ticktock/test_settings_of_training.py::test_the_given_network_teaches_in_tocks_and_fine_tuning_but_not_in_ticks
-- self.task.loss,
-- lambda step:
-+ self.loss,
-+ lambda step:
+@ tests/runs/test_phases.py::test_the_whole_network_teaches_in_tocks_and_fine_tuning_only
+- work = self._work(run, run.task.loss, rate=
++ work = self._work(run, self.loss, rate=
 # distillation is not scaled by the temperature
-@ tests/ticktock/test_settings_of_training.py::test_the_value_of_the_distilled_loss
+@ tests/runs/test_phases.py::test_the_value_of_the_distilled_loss
 - return temperature**2 * (wanted.exp()
 + return (wanted.exp()
 # accumulated gradients are summed, not averaged
-@ tests/ticktock/test_settings_of_training.py::test_a_run_that_only_fine_tunes_is_a_plain_loop
+@ tests/runs/test_phases.py::test_training_is_a_plain_loop
 - self.scaler.scale(loss * (weight / self.engine.accumulate)).backward()
 + self.scaler.scale(loss * weight).backward()
 == checkpoints, resume, batches and randomness
 # damaged tensors are not noticed
-@ tests/training/test_checkpoint_damage.py::test_every_flipped_byte_and_every_cut_is_refused
+@ tests/training/test_checkpoint_damage.py::test_flipped_bytes_and_cuts_are_refused
 - if hashlib.sha256(data).hexdigest() != field(body, "sha256", str):
 + if False:
 # events after the last checkpoint stay
@@ -366,21 +391,21 @@ MUTANTS = """
 - if (name := self._names.get(key)) is None:
 + if (name := None) is None:
 # optimizer state is not restored
-@ tests/ticktock/test_resume.py::test_it_goes_on_from_every_event_and_from_within_every_epoch
-- for name, values in state["optimizer"].items():
-+ for name, values in ():
+@ tests/runs/test_resume.py::test_from_every_checkpoint_and_every_event
+- optimizer.state[parameter].update(placed)
++ pass
 # what a score has seen is not restored
-@ tests/ticktock/test_resume.py::test_it_goes_on_from_every_event_and_from_within_every_epoch
-- run.pruner.score.state()[name].copy_(value)
+@ tests/runs/test_resume.py::test_from_every_checkpoint_and_every_event
+- self.score.state()[name].copy_(value)
 + pass
 # the average of the weights is not restored
-@ tests/ticktock/test_resume.py::test_it_goes_on_whatever_the_settings
-- if run.ema is not None and state["ema"] is not None:
-+ if False:
+@ tests/runs/test_resume.py::test_plain_training
+- for own, value in zip(self.tensors(), state["ema"], strict=True):
++ for own, value in ():
 # a run goes on with other weights
-@ tests/ticktock/test_resume.py::test_other_weights_are_refused_by_name
-- if name not in kept or not are_same(tensor.detach().cpu(), kept[name]):
-+ if name not in kept:
+@ tests/runs/test_resume.py::test_another_run_is_refused_by_name_and_the_right_one_is_resumed[weights]
+- "weights": hashlib.sha256(serialize(self._given())).hexdigest(),
++ "weights": "",
 # batches that were done are done again
 @ tests/training/test_loop.py::test_an_epoch_goes_on_where_another_stopped
 - for _ in range(position.step):
@@ -389,6 +414,10 @@ MUTANTS = """
 @ tests/training/test_loop.py::test_an_epoch_goes_on_where_another_stopped
 - if position.random is not None:
 + if False:
+# the caller's random numbers of Python are not restored
+@ tests/training/test_loop.py::test_seeds
+- random.setstate((version, tuple(numbers), gauss))
++ pass
 # every epoch has the same seed
 @ tests/training/test_loop.py::test_seeds
 - seed = (seed * 0x9E3779B97F4A7C15 + counter + 1) % 2**63
@@ -407,12 +436,12 @@ MUTANTS = """
 + chosen = by_class[place <= per_class]
 == results and data
 # weights that are no numbers are loaded
-@ tests/results/test_load.py::test_changed_weights_are_refused
+@ tests/results/test_load.py::test_what_was_changed_is_refused
 - if tensor.is_floating_point() and bool(tensor.isnan().any() |
 + if False and bool(tensor.isnan().any() |
 # a file may ask a builder for anything
 @ tests/results/test_load.py::test_a_network_from_a_file_is_never_code
-- if not isinstance(options, dict) or not set(options) <= set(OPTIONS):
+- if not isinstance(options, dict) or not all(_is_plain(key, value) for key, value in options.items()):
 + if False:
 # tied parameters are loaded apart
 @ tests/results/test_load.py::test_a_network_of_the_users_own
@@ -420,8 +449,8 @@ MUTANTS = """
 + if True:
 # the fine labels of CIFAR-100 are the coarse ones
 @ tests/data/test_cifar.py::test_what_was_written_is_read
-- labels = rows[:, dataset.num_label_bytes - 1].long()
-+ labels = rows[:, 0].long()
+- rows[:, dataset.num_label_bytes - 1].tolist()
++ rows[:, 0].tolist()
 # classes of test folders are numbered by themselves
 @ tests/data/test_folders.py::test_test_may_be_the_name_and_may_have_fewer_classes
 - return _labelled(((folder / name, numbers[name]) for name in names), layout)
@@ -517,12 +546,17 @@ class Copy:
         return {0: "SURVIVED", 1: "killed"}.get(status, "NOT RUN")
 
 
+def is_there(test: str, root: Path) -> bool:
+    path, _, name = test.partition("::")
+    return (root / path).exists() and f"def {name.partition('[')[0]}(" in (root / path).read_text()
+
+
 def check(mutants: list[Mutant], root: Path) -> int:
     """How many snippets are found exactly once; says which are not."""
     good = 0
     for mutant in mutants:
         places = mutant.places(root)
-        missing = [test for test in mutant.tests if not (root / test.partition("::")[0]).exists()]
+        missing = [test for test in mutant.tests if not is_there(test, root)]
         if len(places) == 1 and mutant.tests and not missing:
             good += 1
         else:

@@ -138,6 +138,23 @@ def test_a_selection_that_empties_a_layer_is_refused(graph: secateur.ChannelGrap
     assert caught.value.wanted == "12 booleans"
 
 
+@pytest.mark.parametrize("width", [2, 3])
+def test_two_channels_are_left_where_the_code_drops_axes_of_size_one(width: int) -> None:
+    class Squeezing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, width, 1), nn.Linear(width, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.conv(x).mean((2, 3), keepdim=True).squeeze())
+
+    graph = secateur.analyze(Squeezing(), PICTURE.expand(2, -1, -1, -1))
+    assert Plan.keep(graph, {"conv": [0, 1]}).shape("head.weight") == (2, 2)
+    with pytest.raises(secateur.InvalidSetting) as caught:
+        Plan.keep(graph, {"conv": [0]})
+    assert (caught.value.got, caught.value.wanted) == (1, "at least 2")
+
+
 def test_a_concat_layer_may_lose_a_whole_branch_but_not_all() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

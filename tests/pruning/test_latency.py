@@ -25,7 +25,7 @@ from secateur import (
 from secateur.models.lookup import find_model
 from secateur.models.resnet_cifar import CifarResNet
 from secateur.pruning.latency import LatencyTable, LayerTable, with_rest
-from secateur.pruning.selection import Target
+from secateur.pruning.selection import Target, ranked
 
 EXAMPLE = torch.randn(1, 3, 16, 16)
 
@@ -70,6 +70,15 @@ def test_savings_are_what_the_whole_loses() -> None:
         # Where a layer loses an input and an output at once, the corner is counted twice.
         lost = table.value(graph, whole) - table.value(graph, one)
         assert lost <= float(savings[group.start]) <= 1.2 * lost
+
+
+@pytest.mark.parametrize("power", [1.0, 0.5, 0.0])
+def test_ranks_per_microsecond_divide_by_a_power_of_the_savings(power: float) -> None:
+    model, graph = network()
+    table, kept = by_weights(model), Plan.random(graph, 0.3).kept
+    scores = torch.rand(graph.num_channels, generator=torch.Generator().manual_seed(0))
+    worth = ranked(graph, kept, scores, "score_per_microsecond", table, power)
+    torch.testing.assert_close(worth, scores.double() / table.savings(graph, kept).double() ** power)
 
 
 def test_between_widths_the_time_is_straight() -> None:

@@ -1,9 +1,11 @@
 """Epochs and learning rates."""
 
 import math
+import random
 from itertools import pairwise
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -150,15 +152,19 @@ def test_half_precision_keeps_weights_single() -> None:
 
 
 def test_seeds() -> None:
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    drawn = []
+    def draw() -> tuple[float, ...]:
+        return float(torch.rand(())), random.random(), float(numpy.random.rand())
+
+    def states() -> Any:
+        return torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state())
+
+    before, drawn = states(), []
     for counters in [(1, 2), (1, 2), (2, 1), (1,)]:
         with seeded(0, *counters):
-            drawn.append(float(torch.rand(())))
+            drawn.append(draw())
     assert drawn[0] == drawn[1]
-    assert len(set(drawn)) == 3
-    assert torch.equal(before, torch.get_rng_state())
+    assert [len(set(numbers)) for numbers in zip(*drawn, strict=True)] == [3, 3, 3]
+    assert states() == before
     assert len({mix(seed, phase, epoch) for seed in range(4) for phase in range(20) for epoch in range(20)}) == 1600
 
 

@@ -84,12 +84,12 @@ class Plan:
                 wanted=f"{self.graph.num_channels} booleans",
             )
         for group in self.graph.groups:
-            left = int(self.kept[group.span].sum()) if group.at_least > 1 else group.at_least
-            if left < group.at_least < group.size:
+            least = min(group.at_least, group.size)
+            if least > 1 and (left := int(self.kept[group.span].sum())) < least:
                 raise InvalidSetting(
                     f"group {group.name!r} has too few channels, since the code drops axes of size one",
                     got=left,
-                    wanted=f"at least {group.at_least}",
+                    wanted=f"at least {least}",
                 )
         emptied = sorted({tensor for (tensor, _), indices in self.remaining.items() if not indices.numel()})
         if emptied:
