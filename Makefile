@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # The CPU build of torch cannot load torchvision's compiled operators; tests/shim supplies them.
 BENCHMARK := PYTHONPATH=tests/shim $(BIN)/python
 
-.PHONY: demo test test-slow lint format types docs docs-serve coverage speed ranking schedules small overhead latency results clean
+.PHONY: demo test test-slow mutants lint format types docs docs-serve coverage speed ranking schedules small overhead latency results clean
 
 demo: $(VENV)/.demo
 	$(BIN)/secateur demo
@@ -15,6 +15,10 @@ test: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist worksteal -m slow
+
+# Break the library in many places, one at a time, and see that the tests notice: 15 minutes.
+mutants: $(VENV)/.dev
+	$(BIN)/python tests/mutants.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
