@@ -8,6 +8,7 @@ Channels are scored by Taylor on labelled training images, and repaired with oth
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from secateur import Budget, Plan, Pruner, analyze, repair, shrink
 from secateur.channels.shrink import copy_model
+from secateur.data.arrays import Arrays
 from secateur.recipes.jobs import Job, Order
 from secateur.recipes.starts import open_network
 
@@ -25,9 +27,12 @@ WAYS = {"once, by score": (1, 0.0), "in 5 steps, by score": (5, 0.0), "in 5 step
 
 
 def draw(job: Job, count: int) -> tuple[Tensor, Tensor]:
-    """The first images and labels that training would see."""
+    """The first images and labels that training would see, without augmentation."""
     torch.manual_seed(0)
-    images, labels = zip(*job.task.train, strict=True)
+    train = job.task.train
+    if isinstance(train, Arrays):
+        train = replace(train, crop=0, flip=False, erase=0, augment=None)
+    images, labels = zip(*train, strict=True)
     return torch.cat(images)[:count], torch.cat(labels)[:count]
 
 
