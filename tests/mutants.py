@@ -211,8 +211,8 @@ MUTANTS = """
 + count = min(count, _fewest(target, kept, here, ends) + 1)
 # a budget of filters forgets those that stay
 @ tests/pruning/test_selection.py::test_a_budget_that_is_a_whole_number_is_met_by_it
-- return self.graph.num_filters - int(filters_per_channel(self.graph)[~kept].sum())
-+ return self.graph.num_free_filters - int(filters_per_channel(self.graph)[~kept].sum())
+- return graph.num_filters - int(filters_per_channel(graph)[~kept].sum())
++ return int(filters_per_channel(graph)[kept].sum())
 # a quota counts channels, not filters
 @ tests/pruning/test_selection.py::test_a_quota_counts_filters_and_takes_one_step_at_least
 - filters = torch.cumsum(filters_per_channel(graph)[here], 0)[ends - 1]

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from layers import PICTURES, network
 from sandwich import IMAGE, Sandwich
 from torch import Tensor, nn
 
@@ -13,34 +14,6 @@ from secateur import Plan
 from secateur.channels.cuts import Cuts
 from secateur.channels.reasons import Kind
 from secateur.channels.shrink import copy_model, cut_
-
-PICTURES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1),
-        nn.BatchNorm2d(8),
-        nn.PReLU(8),
-        nn.Conv2d(8, 8, 3, groups=8),
-        nn.ConvTranspose2d(8, 6, 2),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(24, 10),
-        nn.Linear(10, 2),
-    )
-
-
-@pytest.fixture
-def model() -> nn.Sequential:
-    return network()
-
-
-@pytest.fixture
-def plan(model: nn.Sequential) -> Plan:
-    return Plan.keep(secateur.analyze(model, PICTURES), {"0": [1, 2, 5], "4": [0, 3], "8": [0, 1, 7, 9]})
 
 
 def test_shrink_copies_and_shrink_in_place_does_not(model: nn.Sequential, plan: Plan) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from layers import PICTURES
 from oracle import randomize_
 from sandwich import IMAGE, Sandwich, parameter, sizes
 from torch import Tensor, nn
@@ -15,8 +16,6 @@ from torch import Tensor, nn
 import secateur
 from secateur import Plan
 from secateur.channels.reasons import Kind
-
-PICTURES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 class ByHand(nn.Module):
@@ -360,32 +359,6 @@ def test_an_example_of_zeros() -> None:
     assert not secateur.analyze(model, zeros).groups
     with pytest.raises(secateur.NotEquivalent, match="no outputs to compare"):
         secateur.verify(model, Plan.random(secateur.analyze(model, zeros, probe=False), 0.4), zeros)
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1),
-        nn.BatchNorm2d(8),
-        nn.PReLU(8),
-        nn.Conv2d(8, 8, 3, groups=8),
-        nn.ConvTranspose2d(8, 6, 2),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(24, 10),
-        nn.Linear(10, 2),
-    )
-
-
-@pytest.fixture
-def model() -> nn.Sequential:
-    return network()
-
-
-@pytest.fixture
-def plan(model: nn.Sequential) -> Plan:
-    return Plan.keep(secateur.analyze(model, PICTURES), {"0": [1, 2, 5], "4": [0, 3], "8": [0, 1, 7, 9]})
 
 
 def test_verify_reports_and_catches_a_wrong_graph(model: nn.Sequential, plan: Plan) -> None:

@@ -22,6 +22,7 @@ from secateur.pruning.scores import Score, Taylor, checked, make_score
 from secateur.pruning.selection import (
     Target,
     check_reachable,
+    count_filters,
     filters_per_channel,
     multiples,
     ranked,
@@ -174,7 +175,7 @@ class Pruner:
     @property
     def filters(self) -> int:
         """How many filters are left."""
-        return self.graph.num_filters - int(filters_per_channel(self.graph)[~self.kept].sum())
+        return count_filters(self.graph, self.kept)
 
     @property
     def plan(self) -> Plan:

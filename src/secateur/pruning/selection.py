@@ -33,7 +33,7 @@ class Target:
         """What is counted when these channels are kept."""
         match self.budget.counts:
             case "filters":
-                return self.graph.num_filters - int(filters_per_channel(self.graph)[~kept].sum())
+                return count_filters(self.graph, kept)
             case "macs":
                 return self.graph.count_macs(kept)
             case "params":
@@ -58,6 +58,11 @@ def multiples(graph: ChannelGraph, of: int) -> Tensor:
     widths = [{m.indices.shape[1] for m in g.members if m.role != "passes"} for g in graph.groups]
     needed = [math.lcm(1, *(of // math.gcd(of, width) for width in each)) for each in widths]
     return torch.tensor(needed, dtype=torch.long, device="cpu")
+
+
+def count_filters(graph: ChannelGraph, kept: Tensor) -> int:
+    """Filters of the network when these channels are kept, with those that always stay."""
+    return graph.num_filters - int(filters_per_channel(graph)[~kept].sum())
 
 
 def filters_per_channel(graph: ChannelGraph) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +13,7 @@ from torch import nn
 from secateur.data.arrays import Arrays
 from secateur.data.catalog import Dataset, find_dataset
 from secateur.errors import InvalidData, InvalidModel, InvalidSetting, SecateurError
-from secateur.models.lookup import find_builder, find_callable, find_model
+from secateur.models.lookup import check_callable, find_builder, find_callable, find_model
 from secateur.nested import map_tensors
 from secateur.randomness import seeded
 from secateur.recipes.experiments import EXPERIMENTS
@@ -185,10 +184,7 @@ def _build_own(order: Order) -> Job:
     module, _, attribute = order.recipe.partition(":")
     make = find_callable(module, attribute)
     options = {"width": order.width} if order.width != 1 else {}
-    try:
-        inspect.signature(make).bind(**options)
-    except TypeError as error:
-        raise InvalidModel(f"{order.recipe} cannot be called with {options or 'no arguments'}: {error}") from error
+    check_callable(make, order.recipe, **options)
     job = make(**options)
     if not isinstance(job, Job):
         raise InvalidModel(f"{order.recipe} returns the wrong type", got=type(job).__name__, wanted="a secateur.Job")

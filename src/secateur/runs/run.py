@@ -19,7 +19,7 @@ from secateur.channels.shapes import channels_last
 from secateur.channels.shrink import copy_model, tensors_of
 from secateur.errors import Diverged, Interrupted
 from secateur.pruning.pruner import Pruner
-from secateur.pruning.selection import filters_per_channel
+from secateur.pruning.selection import count_filters
 from secateur.randomness import mix, seeded
 from secateur.runs.events import Event, Finished, Result
 from secateur.runs.phases import Phase, only_train_
@@ -106,6 +106,11 @@ class Run:
         return self.phases[self.index]
 
     @property
+    def pruning(self) -> PruningPhase | None:
+        """The phase that prunes, if there is one."""
+        return next((phase for phase in self.phases if isinstance(phase, PruningPhase)), None)
+
+    @property
     def kept(self) -> Tensor:
         """The channels of the whole network that are left."""
         return self.pruner.kept if self.pruner is not None else self.started_with.kept
@@ -134,7 +139,7 @@ class Run:
         self.phase.start(self)
 
     def _insert_gates(self) -> None:
-        pruning = next((phase for phase in self.phases if isinstance(phase, PruningPhase)), None)
+        pruning = self.pruning
         if pruning is not None and self.pruner is None:
             self.pruner = pruning.make_pruner(self, self.model)
 
@@ -189,7 +194,7 @@ class Run:
             if self.record is not None:
                 self.record.keep_network(self.phase.name)
         self.index += 1
-        if self.phase.name == "prune":
+        if self.phase is self.pruning:
             self._insert_gates()
         self.trainer.forget()
         self.phase.start(self)
@@ -208,8 +213,7 @@ class Run:
 
         where: for messages. drawn: takes a part of the data.
         """
-        partial = self.graph.partial
-        self.trainer.wrapped = self.world.wrap(self.model, partial)
+        self.trainer.wrapped = self.world.wrap(self.model, self.graph.partial)
         try:
             with seeded(self.settings.seed, self.stage, self.epoch):
                 mean = self.trainer.epoch(self._batches(drawn), work, self.position, self._after_step)
@@ -350,7 +354,7 @@ class Run:
             macs=cost.macs,
             share=cost.macs / self.graph.macs,
             params=cost.params,
-            filters=self.graph.num_filters - int(filters_per_channel(self.graph)[~self.kept].sum()),
+            filters=count_filters(self.graph, self.kept),
             metrics=metrics,
             seconds=time.perf_counter() - started,
             left=self._left(),
@@ -363,7 +367,7 @@ class Run:
 
     def _left(self) -> dict[str, float]:
         """What is left of what the budget counts, where that is not MACs."""
-        pruning = next((phase for phase in self.phases if isinstance(phase, PruningPhase)), None)
+        pruning = self.pruning
         if pruning is None or self.pruner is None or pruning.settings.budget.counts == "macs":
             return {}
         return {pruning.settings.budget.unit: pruning.target.left(self.kept)}
