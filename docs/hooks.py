@@ -108,7 +108,9 @@ def datasets() -> str:
     parts = []
     for name, dataset in DATASETS.items():
         size = "x".join(map(str, dataset.input_size))
-        labels = "a label for each pixel" if dataset.maps else "a label for each image"
+        labels = (
+            "a label for each pixel" if dataset.maps else "a label for each image" if dataset.labelled else "no labels"
+        )
         parts += ["", f"## {dataset.summary[0].upper()}{dataset.summary[1:]} {{ #{name} }}", ""]
         parts.append(f"`NETWORK@{name}`: images of {size}, {labels}, batches of {dataset.batch_size} by default.")
         if dataset.folder:

@@ -237,7 +237,7 @@ try secateur prune --keep-m
 try secateur train --no-nes
 """
     result = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines() == ["report reproduce", "--keep-macs", "--no-nesterov"]
+    assert result.stdout.splitlines() == ["repair report reproduce", "--keep-macs", "--no-nesterov"]
 
 
 def test_flags_that_only_switch_something_on_have_no_opposite(secateur: Call) -> None:

@@ -10,8 +10,10 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from secateur.data.folders import class_folders, imagenet, tiny_imagenet
+from secateur.data.folders import class_folders, imagenet, images, tiny_imagenet
 from secateur.data.images import compose
+from secateur.errors import InvalidData
+from secateur.training.batches import reseed
 
 
 def labelled(loader: DataLoader) -> dict[str, int]:
@@ -75,6 +77,39 @@ def test_what_counts_as_an_image(tmp_path: Path) -> None:
     assert names == ["0.jpg", "one.PNG", "three.Tiff", "two.JPEG", "0.jpg", "0.jpg"]
     assert dataset_of(train).targets == [0, 0, 0, 0, 1, 2]
     assert dataset_of(train)[1][0].shape == (3, 224, 224)
+
+
+def test_images_without_labels(tmp_path: Path) -> None:
+    write_class_folders(tmp_path, num_classes=2, per_class=2, size=(256, 256))
+    (tmp_path / "Above.PNG").write_bytes((tmp_path / "train/class_0/0.jpg").read_bytes())
+    for name in (".hidden.jpg", "notes.txt", "train/.cache/0.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    train, test = images(str(tmp_path), batch_size=4)
+    paths = [str(tmp_path / "Above.PNG")]
+    paths += [str(tmp_path / f"train/class_{label}/{index}.jpg") for label in (0, 1) for index in (0, 1)]
+    paths += [str(tmp_path / f"val/class_{label}/0.jpg") for label in (0, 1)]
+    assert test.dataset.paths == paths  # pyright: ignore
+    found = torch.cat(list(test))
+    for pixels, path in zip(found, paths, strict=True):
+        with Image.open(path) as image:
+            assert torch.equal(pixels, compose()(image.convert("RGB").crop((16, 16, 240, 240))))
+    orders = []
+    for seed in (0, 0, 1):
+        reseed(train, seed)
+        shown = torch.cat(list(train)).flatten(1)
+        orders.append([int((found.flatten(1) == image).all(1).nonzero()[-1]) for image in shown])
+    assert orders[0] == orders[1] != orders[2]
+
+
+@pytest.mark.parametrize(("name", "got"), [("nowhere", None), ("empty", "no images")])
+def test_a_folder_without_images(tmp_path: Path, name: str, got: str | None) -> None:
+    (tmp_path / "empty/deep").mkdir(parents=True)
+    (tmp_path / "empty/deep/notes.txt").write_text("")
+    with pytest.raises(InvalidData) as caught:
+        images(tmp_path / name)
+    assert str(tmp_path / name) in caught.value.what
+    assert (caught.value.got, "to any depth" in str(caught.value.remedy)) == (got, True)
 
 
 # ImageNet

@@ -83,6 +83,17 @@ def test_a_network_of_ones_own_on_cifar(cifar: Path) -> None:
     assert job.model[0].out_channels == 4  # pyright: ignore
 
 
+def test_images_without_labels(tmp_path: Path) -> None:
+    miniature_images.write_class_folders(tmp_path, num_classes=4, per_class=2)
+    job = built("own_networks:plain@images", tmp_path, width=0.5, batch_size=16)
+    assert job.network == {"name": "own_networks:plain", "options": {"width": 0.5}}
+    assert job.model.eval()(job.example).shape == (1, 2)
+    (images,) = job.task.train
+    assert images.shape == (12, 3, 224, 224)
+    assert job.task.loss(job.model, images).isfinite()
+    assert not job.task.labelled
+
+
 def test_label_maps(tmp_path: Path) -> None:
     miniature_images.write_camvid(tmp_path, num_images=2)
     job = built("fcn32s@camvid", tmp_path, width=0.03, batch_size=2)

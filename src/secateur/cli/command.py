@@ -34,6 +34,7 @@ def commands() -> dict[str, Any]:
     from secateur.cli.export import Bench, Export
     from secateur.cli.look import Evaluate, Recipes, Structure
     from secateur.cli.prune import Continue, Prune, Resume
+    from secateur.cli.repair import Repair
     from secateur.cli.report import Report
     from secateur.cli.reproduce import Reproduce
     from secateur.cli.train import Train
@@ -46,6 +47,7 @@ def commands() -> dict[str, Any]:
         "prune": Prune,
         "continue": Continue,
         "resume": Resume,
+        "repair": Repair,
         "evaluate": Evaluate,
         "structure": Structure,
         "report": Report,

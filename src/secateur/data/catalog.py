@@ -30,6 +30,8 @@ class Dataset:
     """The name of its `Layout` in that module, if it is not the function's in capitals."""
     folder: bool = True
     """Whether it is read from a folder of the user's."""
+    labelled: bool = True
+    """Whether a batch is images and labels; otherwise it is images alone."""
 
     def load(self, folder: str | Path | None, batch_size: int | None = None) -> tuple[Iterable[Any], Iterable[Any]]:
         """Batches for training, and batches for testing."""
@@ -79,6 +81,7 @@ DATASETS = {
         "PASCAL VOC 2011 with SBD", "voc:voc2011_sbd", (3, 384, 512), batch_size=1, maps=True, num_classes=21
     ),
     "class_folders": Dataset("your own images in a folder per class", "folders:class_folders", (3, 224, 224), 64),
+    "images": Dataset("your own images without labels", "folders:images", (3, 224, 224), 64, labelled=False),
 }
 
 

@@ -1,4 +1,4 @@
-"""Images in a folder per class: a user's own, ImageNet, and Tiny-ImageNet."""
+"""Images in a folder per class: a user's own, ImageNet, and Tiny-ImageNet; and a user's own without labels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader
 
-from secateur.data.images import Images, for_testing, for_training, loaders
+from secateur.data.images import Images, Unlabelled, for_testing, for_training, loaders
 from secateur.data.layout import Layout
 from secateur.data.matlab import read_mat
 from secateur.words import counted
@@ -22,6 +22,16 @@ train/
 val/          or test/; the same classes, or some of them
   cat/
   dog/""",
+    "your own images",
+)
+
+IMAGES = Layout(
+    "images without labels",
+    """\
+1.jpg           images: .jpg .jpeg .png .bmp .webp .ppm .gif .tif .tiff
+monday/         and folders of images, to any depth
+  camera_1/
+    2.png""",
     "your own images",
 )
 
@@ -69,6 +79,15 @@ def class_folders(folder: str | Path, batch_size: int = 64, size: int = 224) -> 
         Images(*test, for_testing(size, resized), CLASS_FOLDERS),
         batch_size,
     )
+
+
+def images(folder: str | Path, batch_size: int = 64) -> tuple[DataLoader, DataLoader]:
+    """A user's own images without labels: the same ones shuffled, and in the order of their paths.
+
+    They are resized to 256x256 and cropped to the 224x224 in the middle.
+    """
+    found = Unlabelled(IMAGES.images_below(Path(folder)), for_testing(), IMAGES)
+    return loaders(found, found, batch_size)
 
 
 def imagenet(folder: str | Path, batch_size: int = 256) -> tuple[DataLoader, DataLoader]:

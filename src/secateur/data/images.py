@@ -53,6 +53,21 @@ class Images(Dataset):
 
 
 @dataclass(frozen=True, repr=False)
+class Unlabelled(Dataset):
+    """Images alone."""
+
+    paths: list[str]
+    transform: Callable[[Any], Tensor]
+    layout: Layout
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.transform(read_image(self.paths[index], self.layout))
+
+
+@dataclass(frozen=True, repr=False)
 class Maps(Dataset):
     """Images and a class for every pixel of each."""
 
@@ -95,6 +110,9 @@ class Maps(Dataset):
             unknown = int(values[classes < 0][0])
             raise self.layout.damaged(path, f"the value {unknown}", ranges(self.values))
         return classes.to(torch.uint8)
+
+
+Files = Images | Unlabelled | Maps
 
 
 def ranges(values: Iterable[int]) -> str:
@@ -173,9 +191,7 @@ def compose(*steps: Any) -> Callable[..., Any]:
     return v2.Compose([*steps, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), normalize, v2.ToPureTensor()])
 
 
-def loaders(
-    train: Images | Maps, test: Images | Maps, batch_size: int, workers: int | None = None
-) -> tuple[DataLoader, DataLoader]:
+def loaders(train: Files, test: Files, batch_size: int, workers: int | None = None) -> tuple[DataLoader, DataLoader]:
     """Shuffled batches for training, and batches for testing; by default with up to 8 workers if there is much data."""
     return (
         _loader(train, batch_size, workers, shuffle=True, generator=torch.Generator()),
@@ -183,7 +199,7 @@ def loaders(
     )
 
 
-def _loader(dataset: Images | Maps, batch_size: int, workers: int | None, **options: Any) -> DataLoader:
+def _loader(dataset: Files, batch_size: int, workers: int | None, **options: Any) -> DataLoader:
     if batch_size < 1:
         raise InvalidSetting("batch_size is out of range", got=batch_size, wanted="1 or more")
     if workers is None:

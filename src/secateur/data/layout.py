@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
@@ -97,10 +97,22 @@ class Layout:
         """The paths of the images in a folder, sorted; hidden files do not count."""
         if not folder.is_dir():
             raise self.missing(folder)
-        names = [name for name in names_in(folder) if name.lower().endswith(EXTENSIONS) and not name.startswith(".")]
+        names = _images_among(names_in(folder))
         if not names:
             raise self.damaged(folder, "no images", " ".join(EXTENSIONS))
         return [f"{folder}{os.sep}{name}" for name in sorted(names)]
+
+    def images_below(self, folder: Path) -> list[str]:
+        """The same at any depth; neither hidden folders nor links to folders are entered."""
+        if not folder.is_dir():
+            raise self.missing(folder)
+        found: list[str] = []
+        for place, folders, files in os.walk(folder):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            found += [f"{place}{os.sep}{name}" for name in _images_among(files)]
+        if not found:
+            raise self.damaged(folder, "no images", " ".join(EXTENSIONS))
+        return sorted(found)
 
     def named_files(self, folder: Path, names: list[str], source: Path) -> list[str]:
         """The paths of the files of these names below the folder; `source` is the list that names them."""
@@ -122,6 +134,10 @@ class Layout:
         path = PureWindowsPath(name)
         if path.anchor or ".." in path.parts:
             raise self.damaged(source, repr(name[:80]), "names below the folder")
+
+
+def _images_among(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.lower().endswith(EXTENSIONS) and not name.startswith(".")]
 
 
 def names_in(folder: Path) -> set[str]:

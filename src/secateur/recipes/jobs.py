@@ -21,7 +21,7 @@ from secateur.recipes.paper import find_recipe, is_recipe
 from secateur.recipes.recipe import Recipe
 from secateur.runs.settings import TickTock
 from secateur.settings import check_types
-from secateur.training.task import Task, classification, segmentation
+from secateur.training.task import Task, classification, segmentation, unlabelled
 
 
 @dataclass(frozen=True)
@@ -139,22 +139,27 @@ def build(order: Order, seed: int, device: torch.device) -> Job:
             train, test = train.hold_out(order.hold_out)
         train = replace(train, erase=erase)
     train, test = (data.to(device) if isinstance(data, Arrays) else data for data in (train, test))
-    num_classes = dataset.num_classes or _count_classes(train)
-    if dataset.maps:
-        task = segmentation(train, test, num_classes=num_classes, summed=recipe.summed)
-    else:
-        task = classification(train, test, top5=recipe.top5)
+    num_classes = (dataset.num_classes or _count_classes(train)) if dataset.labelled else None
     options = network_options(recipe, dataset, num_classes, order.width)
     with seeded(seed):
         model = find_model(recipe.network, **options)
         example = torch.randn(1, *(recipe.input_size or dataset.input_size))
+    if num_classes is None:
+        task = unlabelled(train, test, whole=model)
+    elif dataset.maps:
+        task = segmentation(train, test, num_classes=num_classes, summed=recipe.summed)
+    else:
+        task = classification(train, test, top5=recipe.top5)
     network = {"name": recipe.network, "options": options}
     return Job(model.to(device), example.to(device), task, network, test if dataset.maps else None)
 
 
-def network_options(recipe: Recipe, dataset: Dataset, num_classes: int, width: float) -> dict[str, Any]:
-    """What the network is built with. Networks of other packages take colour images and need no `in_channels`."""
-    options = {**recipe.options, "num_classes": num_classes}
+def network_options(recipe: Recipe, dataset: Dataset, num_classes: int | None, width: float) -> dict[str, Any]:
+    """What the network is built with. Networks of other packages take colour images and need no `in_channels`.
+
+    num_classes: None for as many as the network has by default.
+    """
+    options = {**recipe.options, **({"num_classes": num_classes} if num_classes is not None else {})}
     channels = (recipe.input_size or dataset.input_size)[0]
     return options | ({"in_channels": channels} if channels != 3 else {}) | ({"width": width} if width != 1 else {})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,8 +11,9 @@ from torch import nn
 from secateur.channels.analyze import analyze
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.plan import Plan
-from secateur.channels.shrink import copy_model, shrink, shrink_
+from secateur.channels.shrink import shrink
 from secateur.errors import InvalidSetting
+from secateur.files import read_json
 from secateur.models.weights import load_weights_
 from secateur.randomness import seeded
 from secateur.recipes.controls import initialize_
@@ -35,13 +36,18 @@ class Start:
 def open_network(order: Order, device: torch.device, seed: int = 0) -> Job:
     """The job with the network that `order.weights` names: for evaluation."""
     job = build(order, seed, device)
-    if order.weights is not None:
-        source = find_source(order.weights)
-        if source.plan is not None:
-            graph = analyze(job.model, job.example, ignore=order.ignore, inexact=order.inexact)
-            shrink_(job.model, _plan_of(source.plan, graph, order))
+    if order.weights is None:
+        return job
+    source = find_source(order.weights)
+    if source.plan is None:
         source.fill_(job.model)
-    return job
+        return job
+    graph = analyze(job.model, job.example, ignore=order.ignore, inexact=order.inexact)
+    start = begin(job, graph, replace(order, fresh=False), seed)
+    if start.whole is None and not job.task.labelled:
+        remedy = "Name the folder of the run that pruned it"
+        raise InvalidSetting(f"agreement needs the whole network, which {order.weights} lacks", remedy=remedy)
+    return replace(job, model=start.model)
 
 
 @dataclass(frozen=True)
@@ -72,11 +78,17 @@ def find_source(name: str) -> Source:
     weights, plan = folder / "model.safetensors", folder / "plan.json"
     if not read_plan(plan).groups:
         return Source(weights, is_result=True)
-    return Source(weights, plan, _find_whole(folder.parent), is_result=True)
+    return Source(weights, plan, _find_whole(folder), is_result=True)
 
 
-def _find_whole(run: Path) -> Path | None:
-    """The weights of the whole network that a run has pruned, or that its own start was pruned from."""
+def _find_whole(result: Path) -> Path | None:
+    """The weights of the whole network that a run has pruned, or that its own start was pruned from.
+
+    A repaired network has them in the folder of its result.
+    """
+    if (result / WHOLE).is_file():
+        return result / WHOLE
+    run = result.parent
     names = [WHOLE] if (run / START_PLAN).is_file() else ["retrain.safetensors", "baseline.safetensors", ORIGINAL]
     return next((run / name for name in names if (run / name).is_file()), None)
 
@@ -91,7 +103,7 @@ def begin(job: Job, graph: ChannelGraph, order: Order, seed: int) -> Start:
         if source is not None:
             source.fill_(job.model)
         return Start(job.model, whole, job.model)
-    plan = _plan_of(source.plan, graph, order)
+    plan = plan_of(source.plan, graph, order)
     known = None
     if source.whole is not None:
         load_weights_(job.model, source.whole, exact=True)
@@ -111,19 +123,21 @@ def reopen(job: Job, graph: ChannelGraph, order: Order, folder: Path) -> Start:
     if not (folder / START_PLAN).is_file():
         load_weights_(job.model, folder / ORIGINAL, exact=True)
         return Start(job.model, plan, job.model)
-    plan = _plan_of(folder / START_PLAN, graph, order)
+    plan = plan_of(folder / START_PLAN, graph, order)
     model = shrink(job.model, plan)
     load_weights_(model, folder / ORIGINAL, exact=True)
     known = None
     if (folder / WHOLE).is_file():
-        known = copy_model(job.model)
-        load_weights_(known, folder / WHOLE, exact=True)
+        load_weights_(job.model, folder / WHOLE, exact=True)
+        known = job.model
     return Start(model, plan, known)
 
 
-def _plan_of(path: Path, graph: ChannelGraph, order: Order) -> Plan:
+def plan_of(path: Path, graph: ChannelGraph, order: Order) -> Plan:
+    """The plan in a file, for the network of that order."""
+    data = read_json(path)
     try:
-        return Plan.from_json(graph, path.read_text())
+        return Plan.from_json(graph, data)
     except InvalidSetting as error:
         what = f"{path} is not of the network of {order.recipe}: {error}"
         raise InvalidSetting(what, remedy="Name the recipe that it was made with") from error

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from secateur.errors import InvalidSetting
 from secateur.runs.events import Event, FineTune, Start, Train
 from secateur.training.ema import Ema
 from secateur.training.loop import Work
 from secateur.training.optimizers import load_optimizer_state, make_optimizer, optimizer_state
 from secateur.training.settings import Learning, Schedule
+from secateur.words import counted
 
 if TYPE_CHECKING:
     from secateur.runs.run import Run
@@ -94,6 +96,9 @@ class TrainPhase(Phase):
         self.ema: Ema | None = None
 
     def check(self, run: Run) -> None:
+        if self.schedule.epochs and not run.task.labelled:
+            what = f"{self.name} needs labels, which the data do not have"
+            raise InvalidSetting(what, got=counted(self.schedule.epochs, "epoch"), wanted="0 epochs")
         make_optimizer(run.trained, self.learning)
 
     def start(self, run: Run) -> None:

@@ -31,11 +31,13 @@ class Task:
     train: batches, iterated once per epoch: a DataLoader, a list, or any iterable that can be iterated repeatedly.
     loss: a function of the model and a batch on the model's device that returns a scalar.
     evaluate: a function of the model in evaluation mode that returns named numbers; the first one matters most.
+    labelled: whether the loss can train a network. Without labels it can only score channels.
     """
 
     train: Iterable[Any]
     loss: Loss
     evaluate: Evaluate | None = None
+    labelled: bool = True
 
     def __post_init__(self) -> None:
         for name, of in (("loss", "the model and a batch"), ("evaluate", "the model")):
@@ -179,6 +181,49 @@ def segmentation(
         }
 
     return Task(train, loss, evaluate if test is not None else None)
+
+
+def unlabelled(train: Iterable[Any], test: Iterable[Any], whole: nn.Module) -> Task:
+    """Images alone in; agreement with the whole network in percent, over all images, or pixels, of `test`.
+
+    The loss is the cross-entropy against classes drawn from the network's own probabilities, so that the mean square of
+    its gradients is the Fisher information.
+    whole: is asked when metrics are first computed; `test` must give the same images in each pass.
+    """
+    check_repeats(test, "test")
+    answers: list[Tensor] = []
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        scores = class_scores(model, batch)
+        # The largest of scores with Gumbel noise is such a draw; torch.multinomial would wait for the GPU.
+        noise = torch.empty_like(scores, dtype=torch.float32).exponential_().log()
+        return F.cross_entropy(scores, (scores.detach() - noise).argmax(1))
+
+    def predictions(model: nn.Module) -> Iterator[Tensor]:
+        for batch in prefetch(test, device_of(model)):
+            yield class_scores(model, batch).argmax(1).int()
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        if not answers:
+            with evaluating(whole), torch.autocast(device_of(whole).type, enabled=False):
+                answers.extend(predictions(whole))
+        same = total = 0.0
+        for found, answer in zip(predictions(model), answers, strict=True):
+            same += (found == answer.to(found.device)).sum()
+            total += answer.numel()
+        if not total:
+            raise InvalidData("the test data are empty")
+        return {"agreement": 100 * float(same) / total}
+
+    return Task(train, loss, evaluate, labelled=False)
+
+
+def class_scores(model: nn.Module, images: Any) -> Tensor:
+    """The scores that a model gives, a class along axis 1."""
+    scores = output_of(model, images)
+    if scores.dim() < 2:
+        raise InvalidData("the model does not give class scores", got=tuple(scores.shape), wanted="(images, classes)")
+    return scores
 
 
 def pair(batch: Any) -> tuple[Any, Tensor]:
