@@ -25,7 +25,7 @@ from secateur.runs import record
 from secateur.runs.events import FineTune, Tick, Train
 from secateur.training.checkpoint import RunFolder
 
-RICH: dict[str, Any] = {"tick_data": 0.7, "ema": 0.5, "distill": 0.5, "tick_removes": 0.15}
+RICH: dict[str, Any] = {"tick_data": 0.7, "ema": 0.5, "distill": 0.5, "tick_removes": 0.15, "repair": 12}
 """Settings with much to remember."""
 STEPWISE = Engine(checkpoint_steps=1)
 

@@ -29,7 +29,7 @@ def test_a_network_is_scored_without_labels() -> None:
     net, graph, _ = prepared()
     images = [batch for batch, _ in batches()]
     before = states(net)
-    settings = TickTock.one_shot(keep_macs=0.5, finetune_epochs=0)
+    settings = TickTock.of(keep_macs=0.5).without_training()
     result = finished(settings, net, graph, unlabelled(images, images, net))
     assert same(states(net), before)
     with torch.no_grad():

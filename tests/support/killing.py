@@ -23,7 +23,7 @@ from secateur.training.checkpoint import unseal
 HERE = Path(__file__).parent
 SETTINGS = (
     "--keep-macs 0.5 --tick-removes 0.05 --tick-data 0.7 --tock-every 2 --tock-epochs 2 --finetune-epochs 8 "
-    "--ema 0.9 --distill 0.3 --checkpoint-steps 3 --device cpu"
+    "--ema 0.9 --distill 0.3 --repair 32 --checkpoint-steps 3 --device cpu"
 )
 PATIENCE = 60.0
 

@@ -76,8 +76,8 @@ CASES: dict[str, tuple[type[nn.Module], Callable[[], Any], dict[str, Any]]] = {
     "masked": (Bare, lambda: plain_list(UNEVEN), {"cut": "end"}),
     "apoz": (Bare, lambda: arrays(EVEN), {"score": "apoz"}),
     "averaged": (Net, lambda: arrays(UNEVEN), {"ema": 0.8}),
-    "whole": (Dropping, lambda: arrays(UNEVEN, BATCH - 1), {"ema": 0.8, "retrain_epochs": 1}),
-    "written": (Dropping, lambda: arrays(UNEVEN, BATCH - 1), {"ema": 0.8, "retrain_epochs": 1}),
+    "whole": (Dropping, lambda: arrays(UNEVEN, BATCH - 1), {"ema": 0.8, "retrain_epochs": 1, "repair": 24}),
+    "written": (Dropping, lambda: arrays(UNEVEN, BATCH - 1), {"ema": 0.8, "retrain_epochs": 1, "repair": 24}),
     "nan": (Net, lambda: arrays(EVEN), {}),
     "stopped": (Net, lambda: arrays(EVEN), {}),
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from secateur.cli.flags import flags_of, typed
+from secateur.cli.flags import Switch, flags_of, typed
 from secateur.cli.options import NewRunOutput, RunOutput, Source, default_pruning
 from secateur.cli.runs import start
 from secateur.errors import InvalidSetting
@@ -27,6 +27,7 @@ class Prune:
       secateur prune digits --keep-macs 0.4 --out runs/digits
       secateur prune resnet56-cifar10 --data cifar --weights runs/baseline --keep-macs 0.3 --precision bf16
       secateur prune torchvision:resnet18@class_folders --data photos --weights photos.pth --keep-macs 0.5
+      secateur prune torchvision:resnet18@images --data photos --weights resnet18.pth --keep-macs 0.7 --no-train
       secateur prune my_project.task:build --keep-macs 0.4 --tick-removes 0.002
       torchrun --nproc-per-node 4 -m secateur prune my_project.task:build --keep-macs 0.4
     """
@@ -36,6 +37,9 @@ class Prune:
 
     weights: Path | None = None
     """The trained network: a run of secateur train, or a file with a state dict."""
+
+    no_train: Switch = False
+    """Do not train: remove in small steps, and re-fit what is left after each. Needs few images, and no labels."""
 
     epochs_scale: float = 1.0
     """Multiplies the length of everything, epochs and number of Ticks: 0.01 for a rehearsal."""
@@ -55,6 +59,11 @@ class Prune:
         order = self.source.order(self.recipe, self.weights, epochs_scale=self.epochs_scale)
         default, values = default_pruning(self.recipe), typed(self.settings)
         settings = default.but(**values) if default is not None else TickTock.of(**values)
+        if self.no_train:
+            settings = settings.without_training().but(**values)
+            if self.weights is None and not order.is_own:
+                remedy = "Name the trained network: --weights RUN, or --weights FILE"
+                raise InvalidSetting(f"{self.recipe} has random weights, and --no-train leaves them so", remedy=remedy)
         engine = Engine.of(**typed(self.engine))
         self.output.check_new()
         config = RunConfig(order=order, settings=scaled(settings, self.epochs_scale), engine=engine)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,16 @@ from torch import Tensor, nn
 
 from secateur.channels.analyze import analyze
 from secateur.channels.cost import Cost
+from secateur.channels.example import Example
 from secateur.channels.groups import ChannelGraph, check_graph
 from secateur.channels.plan import Plan
-from secateur.channels.shrink import check_optimizer
+from secateur.channels.shrink import check_optimizer, copy_model, shrink_
 from secateur.channels.table import quantity
 from secateur.errors import InvalidModel, InvalidSetting
 from secateur.pruning.gates import FilterScale, Gates, insert_gates_, merge_gates_
 from secateur.pruning.latency import LatencyTable
+from secateur.pruning.plain import plain_copy, take_weights_
+from secateur.pruning.repair import gather, repair_
 from secateur.pruning.scores import Score, Taylor, checked, make_score
 from secateur.pruning.selection import (
     Target,
@@ -189,6 +192,9 @@ class Pruner:
         *,
         optimizer: torch.optim.Optimizer | None = None,
         cut: bool = True,
+        repair: Iterable[Any] | None = None,
+        images: int = 512,
+        reference: nn.Module | None = None,
     ) -> Removal:
         """Remove the channels with the lowest scores, and begin a new score.
 
@@ -197,6 +203,9 @@ class Pruner:
         optimizer: the one that trains the model, so that its state is cut too.
         cut: cut the tensors now; otherwise the channels are only masked until `cut_`, unless a learnt shift behind the
             gate could make them non-zero again.
+        repair: batches of images, whose labels are ignored: what is left is re-fitted to give what it gave before, as
+            `secateur.repair` does. So many `images` are used. The optimizer's momentum is cut and otherwise kept.
+        reference: the whole network, to re-fit to its outputs instead.
         """
         self._check_open()
         if fraction is not None and not 0 < fraction <= 1:
@@ -226,10 +235,16 @@ class Pruner:
         if loose and not cut and optimizer is None:
             what = f"a learnt shift behind the gates of {loose[0]!r} could make removed channels non-zero"
             raise InvalidSetting(what, remedy="Pass the optimizer, so that they can be cut")
+        fitted = None
+        if repair is not None:
+            self.score.close()
+            fitted = self._repaired(after, gather(repair, self.graph.calls["eval"][0], images), reference)
         self.kept = after
         self.gates.mask_(after)
         if cut or loose:
             self.cut_(optimizer)
+        if fitted is not None:
+            take_weights_(self.gates, *fitted)
         self.score.begin(self.gates)
         gone = before & ~self.kept
         return Removal(
@@ -240,6 +255,15 @@ class Pruner:
             scores=_deciles(worth[before & self.gates.removable]),
             threshold=float(worth[gone].max()) if bool(gone.any()) else 0.0,
         )
+
+    def _repaired(
+        self, kept: Tensor, inputs: list[Example], reference: nn.Module | None
+    ) -> tuple[nn.Module, list[str]]:
+        """A plain copy that keeps these channels and is re-fitted, and the names of the weights that were."""
+        before, since, plan = plain_copy(self.gates), self.plan, Plan(self.graph, kept)
+        after = shrink_(copy_model(before), plan, since=since)
+        whole, cut_by = (before, since) if reference is None else (reference, None)
+        return after, repair_(after, whole, plan, inputs, since=cut_by, average=self.agree)
 
     def cut_(self, optimizer: torch.optim.Optimizer | None = None, multiple_of: int = 1) -> None:
         """Cut the tensors to what is kept, and begin a new score.

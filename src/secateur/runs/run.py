@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from secateur.runs.phases import Phase, only_train_
 from secateur.runs.record import Record
 from secateur.runs.settings import TickTock
 from secateur.runs.ticktock import PruningPhase
-from secateur.training.batches import count, draw, reseed
+from secateur.training.batches import count, draw, prefetch, reseed, share_of
 from secateur.training.distill import distilled, scores_of
 from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_
 from secateur.training.engine import Engine
@@ -237,6 +237,17 @@ class Run:
         if drawn is not None:
             source = drawn(source, generator=torch.Generator().manual_seed(seed))
         return shard(source, self.world.rank, self.world.size)
+
+    @contextmanager
+    def some_images(self, count: int) -> Iterator[tuple[Iterable[Any], int]]:
+        """Training batches with so many images or more, and the number that this process uses; drawn by the seed."""
+
+        def drawn(source: Iterable[Any], generator: torch.Generator) -> Iterable[Any]:
+            # Of some sources whole batches are drawn; so that there are enough, twice as many images.
+            return draw(source, share_of(source, 2 * count), None, generator)
+
+        with seeded(self.settings.seed, self.stage, self.epoch):
+            yield prefetch(self._batches(drawn), self.trainer.device), -(-count // self.world.size)
 
     def _after_step(self, step: int) -> None:
         if self.on_step is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from secateur.errors import InvalidSetting
 from secateur.pruning.settings import Budget, Limits, Rank
 from secateur.settings import Settings, check_seed, group, is_share
 from secateur.training.settings import Evaluate, Learning, Schedule
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     ScoreOrName = Score | str
 else:
     ScoreOrName = str  # all that a command line can give
+
+
+PER_UNIT: dict[str, Rank] = {
+    "macs": "score_per_mac",
+    "params": "score_per_param",
+    "latency": "score_per_microsecond",
+}
+"""The rank by what a budget counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +39,14 @@ class Ticks(Settings):
     per_class: int | None = None
     """Instead of a share: this many examples of each class. The paper: 100 on ImageNet."""
 
+    images: int | None = None
+    """Instead of a share: about this many images."""
+
     epochs: int = 1
     """Epochs of a Tick."""
 
     lr: float = 1e-3
-    """Learning rate of a Tick."""
+    """Learning rate of a Tick. With 0 nothing trains: a Tick only scores, with batch norms in evaluation mode."""
 
     shifts: bool = False
     """Train the shifts of gated batch norms too."""
@@ -42,7 +54,9 @@ class Ticks(Settings):
     def check(self) -> None:
         self.require("a share above 0 and at most 1", "removes", "data", holds=is_share)
         self.require("1 or more", "epochs", holds=lambda value: value >= 1)
-        self.require("1 or more", "per_class", holds=lambda value: value is None or value >= 1)
+        self.require("1 or more", "per_class", "images", holds=lambda value: value is None or value >= 1)
+        if self.per_class is not None and self.images is not None:
+            raise InvalidSetting("a Tick has two amounts of data", got="per_class and images", wanted="one of them")
         self.require("0 or more", "lr", holds=lambda value: value >= 0)
 
 
@@ -99,6 +113,9 @@ class TickTock(Settings):
     latency_batch: int = 1
     """Batch size that a latency budget is measured with."""
 
+    repair: int = 0
+    """After every removal, re-fit what is left in closed form, with this many training images; 0 for no repair."""
+
     filter_scale: Literal["norm", "mean"] = "norm"
     """Gates of filters without batch norm: the norm of the filter, or the paper's mean, for tiny learning rates."""
 
@@ -113,7 +130,7 @@ class TickTock(Settings):
 
     def check(self) -> None:
         self.budget.counts  # noqa: B018  # raises without a budget
-        self.require("0 or more", "retrain_epochs", "rank_power", holds=lambda value: value >= 0)
+        self.require("0 or more", "retrain_epochs", "rank_power", "repair", holds=lambda value: value >= 0)
         self.require("1 or more", "latency_batch", holds=lambda value: value >= 1)
         check_seed(self.seed)
 
@@ -126,6 +143,35 @@ class TickTock(Settings):
     def tick_only(cls, **values: Any) -> TickTock:
         """The paper's baseline without Tocks; values by flat name."""
         return cls.of(**{"tock_every": 0, **values})
+
+    def without_training(self) -> TickTock:
+        """The same budget and limits without any training: small steps, with repair between them.
+
+        >>> settings = TickTock.of(keep_macs=0.7).without_training()
+        >>> settings.trains, settings.repair, settings.rank
+        (False, 512, 'score_per_mac')
+        """
+        return self.but(
+            tick_removes=0.05,
+            tick_data=1.0,
+            tick_per_class=None,
+            tick_images=2048,
+            tick_epochs=1,
+            tick_lr=0.0,
+            tick_shifts=False,
+            tock_every=0,
+            finetune_epochs=0,
+            retrain_epochs=0,
+            distill=0.0,
+            ema=0.0,
+            rank=PER_UNIT.get(self.budget.counts, "score"),
+            repair=512,
+        )
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything trains before the network has been pruned; otherwise repair can refer to the whole one."""
+        return self.ticks.lr > 0 or self.tocks.every > 0
 
     @property
     def ranking(self) -> Rank:

@@ -12,15 +12,16 @@ from torch import nn
 
 from secateur.channels.shrink import copy_model
 from secateur.channels.verify import confirm
+from secateur.errors import InvalidSetting
 from secateur.pruning.folded import Folded
 from secateur.pruning.latency import LatencyTable
-from secateur.pruning.pruner import Pruner
+from secateur.pruning.pruner import Pruner, Removal
 from secateur.pruning.scores import Random, check_state
 from secateur.pruning.selection import Target, check_reachable
 from secateur.runs.events import Event, Tick, Tock
 from secateur.runs.phases import Phase, only_train_
 from secateur.runs.settings import TickTock
-from secateur.training.batches import draw
+from secateur.training.batches import draw, share_of
 from secateur.training.loop import Work
 from secateur.training.optimizers import load_optimizer_state, make_optimizer, optimizer_state
 
@@ -52,6 +53,8 @@ class PruningPhase(Phase):
     def make_pruner(self, run: Run, model: nn.Module) -> Pruner:
         """Put gates on the model."""
         settings = self.settings
+        if settings.trains and not run.task.labelled:
+            raise InvalidSetting("training needs labels, which the data do not have", wanted="no training")
         pruner = Pruner(
             model,
             graph=run.graph,
@@ -81,6 +84,8 @@ class PruningPhase(Phase):
         self.in_tick = trained_in_tick(run.model, pruner, run.trained, run.graph.final, settings.ticks.shifts)
         self.optimizer = make_optimizer(self.in_tock, settings.learning)
         self.loss = run.distilled(settings.learning)
+        ticks = settings.ticks
+        self.tick_share = ticks.data if ticks.images is None else share_of(run.task.train, ticks.images)
         self.folded: Folded | None = None
         self.shapes = self.gates.present
         """What was left of the tensors when steps were last captured."""
@@ -108,7 +113,7 @@ class PruningPhase(Phase):
         if not run.epoch and not run.position.step:
             # Scores that observe the outputs of layers have observed Tocks and evaluations too.
             self.pruner.score.begin(self.gates)
-        drawn = partial(draw, fraction=ticks.data, per_class=ticks.per_class)
+        drawn = partial(draw, fraction=self.tick_share, per_class=ticks.per_class)
         loss = 0.0
         for _ in range(run.epoch, ticks.epochs):
             work = self._work(run, run.task.loss, rate=lambda step: ticks.lr, after_backward=self.pruner.observe)
@@ -116,7 +121,7 @@ class PruningPhase(Phase):
                 loss = run.train_epoch(f"Tick {self.ticks + 1}", work, drawn)
         self.ticks += 1
         skipped = self.pruner.skipped
-        removal = self.pruner.prune(ticks.removes, self.settings.budget, optimizer=self.optimizer, cut=self.cut_at_once)
+        removal = self._remove(run)
         run.keep_good_state()
         met = self.met()
         yield run.note(
@@ -136,6 +141,18 @@ class PruningPhase(Phase):
             run.keep_pruned()
         else:
             run.next_stage()
+
+    def _remove(self, run: Run) -> Removal:
+        """Remove channels. Repair refers to the network just before, or to the whole one where nothing trains."""
+        settings = self.settings
+        remove = partial(
+            self.pruner.prune, settings.ticks.removes, settings.budget, optimizer=self.optimizer, cut=self.cut_at_once
+        )
+        if not settings.repair:
+            return remove()
+        reference = None if settings.trains else run.whole
+        with run.some_images(settings.repair) as (batches, images):
+            return remove(repair=batches, images=images, reference=reference)
 
     def _tock(self, run: Run) -> Iterator[Event]:
         tocks = self.settings.tocks
@@ -180,6 +197,7 @@ class PruningPhase(Phase):
             self.optimizer,
             prepare=self.folded.prepare if self.folded is not None else None,
             collect=self.folded.collect if self.folded is not None else None,
+            trains=not ticks or self.settings.ticks.lr > 0,
             capturable=not ticks or self.pruner.score.capturable,
             compilable=not ticks,
             tensors=lambda: list(self.pruner.score.state().values()),

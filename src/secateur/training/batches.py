@@ -116,6 +116,16 @@ def draw(batches: Iterable[Any], fraction: float, per_class: int | None, generat
     return [batch for index, batch in enumerate(batches) if index in chosen]
 
 
+def share_of(batches: Iterable[Any], images: int) -> float:
+    """The share of the data that so many images are, about; at most 1."""
+    size = getattr(batches, "batch_size", None)
+    if not isinstance(size, int):
+        tensors: list[Tensor] = []
+        map_tensors(next(iter(batches)), lambda tensor: tensors.append(tensor))
+        size = tensors[0].shape[0] if tensors and tensors[0].dim() else 1
+    return min(1.0, images / max(1, count(batches) * size))
+
+
 def choose(
     size: int, labels: Tensor | None, fraction: float, per_class: int | None, generator: torch.Generator
 ) -> Tensor:

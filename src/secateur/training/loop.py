@@ -43,6 +43,8 @@ class Work:
     """Called after the backward pass, before gradients are clipped and the optimizer steps."""
     after_update: Callable[[], None] | None = None
     """Called after the optimizer's step."""
+    trains: bool = True
+    """Whether the optimizer steps. Otherwise the network stays as it is, in evaluation mode: for scores alone."""
     capturable: bool = True
     """Whether these calls compute on the device alone."""
     compilable: bool = True
@@ -110,7 +112,7 @@ class Trainer:
         Raises `NonFiniteLoss` with the step at which the loss stopped being a number.
         """
         position = start or Position()
-        self.model.train()
+        self.model.train(work.trains)
         self._total.fill_(position.total)
         self._count.fill_(position.step)
         self._broken.fill_(NEVER)
@@ -197,7 +199,8 @@ class Trainer:
             work.after_backward()
         if self.engine.clip_norm is not None:
             nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], self.engine.clip_norm)
-        self.scaler.step(optimizer)
+        if work.trains:
+            self.scaler.step(optimizer)
         self.scaler.update()
         if work.after_update is not None:
             work.after_update()
