@@ -347,7 +347,7 @@ MUTANTS = """
 + pass
 # a Tick sees all of the data
 @ tests/runs/test_phases.py::test_a_tick_sees_its_part_of_the_data
-- drawn = partial(draw, fraction=ticks.data, per_class=ticks.per_class)
+- drawn = partial(draw, fraction=self.tick_share, per_class=ticks.per_class)
 + drawn = None
 # the cut is not confirmed before fine-tuning
 @ tests/runs/test_run.py::test_a_cut_that_turns_out_wrong_gives_no_result

@@ -25,7 +25,7 @@ FLOORS = [
     {"pruning", "training"},
     {"channels"},
     {"extras", "files", "settings"},
-    {"errors", "nested", "randomness", "timing", "words"},
+    {"errors", "modes", "nested", "randomness", "timing", "words"},
 ]
 FORBIDDEN = {
     "training": {"channels"},

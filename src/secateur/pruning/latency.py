@@ -19,6 +19,7 @@ from secateur.channels.guard import check_module
 from secateur.channels.shapes import channels_last as in_memory
 from secateur.channels.shrink import copy_model
 from secateur.errors import InvalidData, InvalidSetting
+from secateur.modes import evaluating
 from secateur.timing import captured, time_in_turn, time_kernels
 from secateur.words import counted
 
@@ -205,16 +206,12 @@ def _watch(model: nn.Module, example: Example) -> list[tuple[str, Any, tuple[int
         for name, module in model.named_modules()
         if isinstance(module, (_ConvNd, nn.Linear))
     ]
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
-        with torch.no_grad():
+        with evaluating(model):
             example(model)
     finally:
         for handle in handles:
             handle.remove()
-        for module, mode in modes:
-            module.training = mode
     return calls
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Queue
 from threading import Thread
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from secateur.channels.example import Example
+from secateur.modes import evaluating
 
 CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d}
 TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
@@ -98,21 +98,9 @@ def count_uses(model: nn.Module, batch: Example) -> dict[str, int]:
     def count(layer: Layer) -> None:
         uses[layer.name] = uses.get(layer.name, 0) + 1
 
-    with torch.no_grad(), evaluating(model), _Stops(model, count, waits_after=False):
+    with evaluating(model), _Stops(model, count, waits_after=False):
         batch.copied()(model)
     return uses
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; every module gets its own mode back afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 class _Stopped(BaseException):

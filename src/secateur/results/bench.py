@@ -18,10 +18,10 @@ from secateur.channels.example import Example
 from secateur.channels.shapes import channels_last as in_memory
 from secateur.errors import InvalidSetting
 from secateur.extras import import_extra
+from secateur.modes import evaluating
 from secateur.results.network import open_network
 from secateur.results.summary import device_name
 from secateur.timing import captured, time_in_turn
-from secateur.training.task import evaluating
 
 Runner = Literal["eager", "captured", "compiled", "onnxruntime"]
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

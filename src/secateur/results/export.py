@@ -26,7 +26,7 @@ from secateur.channels.verify import gaps_between
 from secateur.errors import InvalidModel, NotEquivalent, SecateurError
 from secateur.extras import import_extra
 from secateur.files import write_atomic, write_tensors
-from secateur.training.task import evaluating
+from secateur.modes import evaluating
 
 BATCHES = (1, 3)
 """Sizes of the batches on which what was written is compared with the network."""

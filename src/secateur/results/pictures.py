@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secateur.modes import evaluating
 from secateur.results.figures import draw_pictures
 from secateur.training.batches import device_of
-from secateur.training.task import evaluating, output_of, pair
+from secateur.training.task import output_of, pair
 
 ROWS = 4
 """The number of images."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secateur.errors import InvalidData
+from secateur.modes import evaluating
 from secateur.training.batches import check_repeats, device_of, prefetch
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -76,19 +76,6 @@ def check_task(task: Any) -> Task:
         wanted = "a Task, such as classification(train, test) or Task(train, loss)"
         raise InvalidData("the task is of another type", got=type(task).__name__, wanted=wanted)
     return task
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; every module gets its own mode back afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def classification(
