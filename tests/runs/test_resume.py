@@ -124,6 +124,7 @@ def test_from_every_checkpoint_and_every_event(every: int, tmp_path: Path, monke
         ({"score": "l1", "filter_scale": "mean", "tick_shifts": True}, {}),
         ({"score": "pcnn"}, {}),
         ({"score": "apoz"}, {}),
+        ({"score": "residual"}, {}),
     ],
     ids=str,
 )

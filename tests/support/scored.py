@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from secateur import ChannelGraph, Pruner, analyze
 
 Batch = tuple[Tensor, Tensor]
-NAMES = ["taylor", "fisher", "slim", "pcnn", "apoz", "l1", "l2", "fpgm"]
+NAMES = ["taylor", "fisher", "slim", "pcnn", "apoz", "residual", "l1", "l2", "fpgm"]
 
 
 class Chain(nn.Module):

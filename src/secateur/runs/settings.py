@@ -102,7 +102,7 @@ class TickTock(Settings):
     """First train the whole network for this many more epochs, with the schedule of fine-tuning; 0 for none."""
 
     score: ScoreOrName = "taylor"
-    """Importance of a channel: taylor (the paper's), fisher, slim, pcnn, l1, l2, fpgm, apoz, random, or your own."""
+    """The score: taylor (the paper's), fisher, slim, pcnn, l1, l2, fpgm, apoz, residual, random, or your own."""
 
     rank: Rank = "auto"
     """Rank by score, or by score per MAC, parameter or microsecond; auto: per microsecond for a latency budget."""
