@@ -276,6 +276,9 @@ def test_several_inputs_and_outputs_in_batches_of_different_sizes() -> None:
     first, *others = (repair(model, plan, parts), repair(model, plan, labelled), repair(model, by_name, named))
     for other in others:
         assert all(map(torch.equal, first.state_dict().values(), other.state_dict().values()))
+    at_once = repair(model, plan, [(image, depth)]).state_dict()
+    for name, tensor in first.state_dict().items():
+        torch.testing.assert_close(tensor, at_once[name], rtol=1e-6, atol=1e-8)
     fresh = [torch.randn(16, channels, 8, 8, dtype=torch.float64) for channels in (3, 1)]
     for name in ("scores", "picture"):
         with torch.no_grad():
