@@ -352,3 +352,23 @@ def test_the_moments_of_several_processes_are_averaged() -> None:
         assert torch.equal(tensor, cuts[1].state_dict()[name])
         torch.testing.assert_close(tensor, alone[name], rtol=1e-6, atol=1e-8)
     assert not torch.allclose(cuts[0][2].weight, half["2.weight"], rtol=1e-3)
+
+
+@pytest.mark.parametrize("last", [nn.Conv2d(12, 8, 3, groups=2), nn.ConvTranspose2d(12, 8, 2, stride=2, groups=2)])
+def test_a_network_that_was_cut_before_is_repaired_as_one_that_was_made_so(last: nn.Module) -> None:
+    model = chain(nn.Conv2d(8, 12, 3), nn.ReLU(), copy.deepcopy(last), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4))
+    data = torch.randn(24, 3, 8, 8, dtype=torch.float64)
+    model(data[:1])
+    graph = secateur.analyze(model.double(), data[:1])
+    before = Plan.random(graph, 0.3, seed=0)
+    whole = secateur.shrink(model, before)
+    own = secateur.analyze(whole, data[:1])
+    wanted = Plan.random(own, 0.4, seed=1)
+    kept = before.kept.clone()
+    kept[before.kept] = wanted.kept
+    plan = Plan(graph, kept)
+    cut = secateur.shrink(model, plan)
+    fitted = repair_(cut, whole, plan, [Example((data,), {})], since=before)
+    assert len(fitted) == 3
+    for one, other in zip(repair(whole, wanted, data).state_dict().values(), cut.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
