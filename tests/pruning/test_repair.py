@@ -1,20 +1,27 @@
 """Repair: the cut network is re-fitted to the whole one without training."""
 
+import copy
+from collections.abc import Callable
+from threading import Barrier, Thread
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layers import PICTURES
+from layers import network as many_layers
 from networks import KINDS, every_option, inputs
 from oracle import randomize_
 from torch import Tensor, nn
 
 import secateur
 from secateur import InvalidData, Plan
+from secateur.channels.example import Example
 from secateur.models.lookup import find_model
+from secateur.pruning import repair as repairing
 from secateur.pruning.least_squares import LeastSquares
-from secateur.pruning.repair import repair
+from secateur.pruning.repair import repair, repair_
 
 
 def error(model: nn.Module, whole: nn.Module, data: Tensor) -> float:
@@ -207,3 +214,161 @@ def test_an_error_of_the_network_reaches_the_caller() -> None:
     plan = Plan.random(secateur.analyze(model, torch.randn(1, 3, 8, 8)), 0.5)
     with pytest.raises(RuntimeError, match="too many images"):
         repair(model, plan, torch.randn(16, 3, 8, 8))
+
+
+def written_back(model: nn.Module, plan: Plan, cut: nn.Module) -> nn.Module:
+    """A copy of the whole network with the numbers of the cut one where its channels are."""
+    model = copy.deepcopy(model)
+    for (name, whole), own in zip(model.state_dict().items(), cut.state_dict().values(), strict=True):
+        sizes = [plan.remaining.get((name, axis), torch.arange(size)) for axis, size in enumerate(whole.shape)]
+        whole[torch.meshgrid(*sizes, indexing="ij") if sizes else ()] = own
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "example"),
+    [(many_layers, PICTURES), (lambda: find_model("resnet20"), torch.randn(2, 3, 32, 32))],
+    ids=["layers", "resnet20"],
+)
+def test_repaired_weights_in_the_whole_network_stand_a_cut(make: Callable[[], nn.Module], example: Tensor) -> None:
+    torch.manual_seed(0)
+    model = make().eval()
+    plan = Plan.random(secateur.analyze(model, example[:1], probe=False), 0.4, seed=1)
+    repaired = repair(model, plan, torch.randn(24, *example.shape[1:]))
+    whole = written_back(model, plan, repaired)
+    assert secateur.verify(whole, plan, example).agrees
+    again = secateur.shrink(whole, plan)
+    assert list(again.state_dict()) == list(repaired.state_dict())
+    assert all(map(torch.equal, again.state_dict().values(), repaired.state_dict().values()))
+    plain = secateur.shrink(model, plan).state_dict()
+    assert any(not torch.equal(tensor, plain[name]) for name, tensor in repaired.state_dict().items())
+
+
+class Several(nn.Module):
+    """Two inputs, joined, with squeeze-and-excite behind; two outputs by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(1, 6, 3, padding=1)
+        self.joined, self.norm = nn.Conv2d(14, 12, 3, padding=1), nn.BatchNorm2d(12)
+        self.squeeze, self.excite = nn.Conv2d(12, 6, 1), nn.Conv2d(6, 12, 1)
+        self.scores, self.picture = nn.Linear(12, 5), nn.ConvTranspose2d(12, 3, 2, stride=2)
+
+    def forward(self, image: Tensor, depth: Tensor) -> dict[str, Tensor]:
+        x = torch.cat([self.left(image).relu(), self.right(depth).relu()], 1)
+        x = self.norm(self.joined(x)).relu()
+        x = x * self.excite(self.squeeze(x.mean((2, 3), keepdim=True)).relu()).sigmoid()
+        return {"scores": self.scores(x.mean((2, 3))), "picture": self.picture(x)}
+
+
+def test_several_inputs_and_outputs_in_batches_of_different_sizes() -> None:
+    torch.manual_seed(0)
+    model = Several().double().eval()
+    image, depth = (torch.randn(48, channels, 8, 8, dtype=torch.float64) for channels in (3, 1))
+    plan = Plan.random(secateur.analyze(model, (image[:1], depth[:1])), 0.3, seed=0)
+    assert len(plan.groups) == 4
+    plain = secateur.shrink(model, plan)
+    by_name = Plan(secateur.analyze(model, {"image": image[:1], "depth": depth[:1]}), plan.kept)
+    sizes = [20, 1, 3, 24]
+    parts = list(zip(image.split(sizes), depth.split(sizes), strict=True))
+    labelled = [(*part, torch.zeros(len(part[0]))) for part in parts]
+    named = [{"depth": part[1], "name": "x", "image": part[0]} for part in parts]
+    first, *others = (repair(model, plan, parts), repair(model, plan, labelled), repair(model, by_name, named))
+    for other in others:
+        assert all(map(torch.equal, first.state_dict().values(), other.state_dict().values()))
+    at_once = repair(model, plan, [(image, depth)]).state_dict()
+    for name, tensor in first.state_dict().items():
+        torch.testing.assert_close(tensor, at_once[name], rtol=1e-6, atol=1e-8)
+    fresh = [torch.randn(16, channels, 8, 8, dtype=torch.float64) for channels in (3, 1)]
+    for name in ("scores", "picture"):
+        with torch.no_grad():
+            wanted, cut, repaired = (each(*fresh)[name] for each in (model, plain, first))
+        assert float((repaired - wanted).norm()) < 0.7 * float((cut - wanted).norm())
+
+
+def chain(*layers: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), *layers).double().eval()
+
+
+def test_wide_layers_are_fitted_by_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repairing, "WIDEST", 16)
+    lines: list[str] = []
+    model, data = chain(nn.Conv2d(8, 5, 3)), torch.randn(64, 3, 8, 8, dtype=torch.float64)
+    plan = Plan.random(secateur.analyze(model, data[:1]), 0.4, seed=0)
+    repaired = repair(model, plan, data, progress=lines.append)
+    assert error(repaired, model, data) < 0.9 * error(secateur.shrink(model, plan), model, data)
+    assert not lines
+    # One combination of channels for all taps of the kernel.
+    wide, narrow = (each[2].weight.detach().movedim(1, -1).flatten(0, -2) for each in (model, repaired))
+    torch.testing.assert_close(wide @ torch.linalg.lstsq(wide, narrow).solution, narrow)
+
+
+WIDE = {
+    "grouped": nn.Conv2d(8, 6, 3, groups=2),
+    "transposed": nn.ConvTranspose2d(8, 5, 3),
+    "linear": nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)),
+    "one tap": nn.Conv2d(8, 5, 1),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_wide_layers_that_are_not_fitted_are_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repairing, "WIDEST", 4)  # five are left
+    lines: list[str] = []
+    model, data = chain(WIDE[name]), torch.randn(16, 3, 8, 8, dtype=torch.float64)
+    plan = Plan.random(secateur.analyze(model, data[:1]), 0.4, seed=0)
+    repaired = repair(model, plan, data, progress=lines.append)
+    assert all(map(torch.equal, repaired.state_dict().values(), secateur.shrink(model, plan).state_dict().values()))
+    assert [line.split()[0] in ("2.weight", "2.2.weight") for line in lines] == [True]
+
+
+def test_the_moments_of_several_processes_are_averaged() -> None:
+    """Two threads stand for them; they must fit the images of both, and end with the same weights."""
+    model = chain(nn.Conv2d(8, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 4))
+    data = torch.randn(32, 3, 8, 8, dtype=torch.float64)
+    plan = Plan.random(secateur.analyze(model, data[:1]), 0.4, seed=0)
+    barrier, given = Barrier(2, timeout=30), [torch.zeros(0), torch.zeros(0)]
+    cuts = [secateur.shrink(model, plan) for _ in range(2)]
+
+    def process(rank: int) -> None:
+        def average(tensor: Tensor) -> Tensor:
+            given[rank] = tensor
+            barrier.wait()
+            mean = (given[0] + given[1]) / 2
+            barrier.wait()
+            return mean
+
+        repair_(cuts[rank], copy.deepcopy(model), plan, [Example((data[rank * 16 :][:16],), {})], average=average)
+
+    threads = [Thread(target=process, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    alone = repair(model, plan, data).state_dict()
+    half = repair(model, plan, data[:16]).state_dict()
+    for name, tensor in cuts[0].state_dict().items():
+        assert torch.equal(tensor, cuts[1].state_dict()[name])
+        torch.testing.assert_close(tensor, alone[name], rtol=1e-6, atol=1e-8)
+    assert not torch.allclose(cuts[0][2].weight, half["2.weight"], rtol=1e-3)
+
+
+@pytest.mark.parametrize("last", [nn.Conv2d(12, 8, 3, groups=2), nn.ConvTranspose2d(12, 8, 2, stride=2, groups=2)])
+def test_a_network_that_was_cut_before_is_repaired_as_one_that_was_made_so(last: nn.Module) -> None:
+    model = chain(nn.Conv2d(8, 12, 3), nn.ReLU(), copy.deepcopy(last), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4))
+    data = torch.randn(24, 3, 8, 8, dtype=torch.float64)
+    model(data[:1])
+    graph = secateur.analyze(model.double(), data[:1])
+    before = Plan.random(graph, 0.3, seed=0)
+    whole = secateur.shrink(model, before)
+    own = secateur.analyze(whole, data[:1])
+    wanted = Plan.random(own, 0.4, seed=1)
+    kept = before.kept.clone()
+    kept[before.kept] = wanted.kept
+    plan = Plan(graph, kept)
+    cut = secateur.shrink(model, plan)
+    fitted = repair_(cut, whole, plan, [Example((data,), {})], since=before)
+    assert len(fitted) == 3
+    for one, other in zip(repair(whole, wanted, data).state_dict().values(), cut.state_dict().values(), strict=True):
+        assert torch.equal(one, other)

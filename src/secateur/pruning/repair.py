@@ -25,7 +25,7 @@ from secateur.pruning.least_squares import AT_ONCE, SAMPLES, ChannelFit, FilterF
 from secateur.pruning.side_by_side import Layer, count_uses, side_by_side
 
 WIDEST = 4608
-"""Inputs of a filter, over all positions of its kernel, up to which all are fitted; beyond that, channels alone."""
+"""Inputs of a filter, over all positions of its kernel, up to which all are fitted; beyond that, so many channels."""
 SECONDS = 5.0
 """Between lines of progress."""
 
@@ -117,7 +117,7 @@ def repair_(
             return
         fit = fits.get(name) or _prepare(*pairs[0], plan, since)
         if fit is None:
-            say(f"{name} keeps its plain cut: its filters have more than {WIDEST} inputs in each of several groups")
+            say(f"{name} keeps its plain cut: its filters have more than {WIDEST} inputs")
             return
         fits[name] = fit
         sizes = [each.size for each in inputs]
@@ -171,7 +171,7 @@ def _prepare(one: Layer, other: Layer, plan: Plan, since: Plan | None) -> Filter
             return _by_channel(other.weight, left, order.to(device))
     if one.reads <= WIDEST:
         return FilterFit(one, _outputs(other, left))
-    if one.groups == other.groups == 1 and not one.transposed:
+    if one.groups == other.groups == 1 and not one.transposed and other.weight.shape[1] <= WIDEST:
         return _by_channel(other.weight, left, torch.arange(other.weight.shape[1], device=device)[:, None])
     return None
 

@@ -82,7 +82,7 @@ class Residual(Score):
 
     With M the moments of a layer's inputs, the loss of input j changes the outputs by |w_j|^2 / (M^-1)_jj if the other
     inputs are re-fitted. Every output counts by the mean square of the loss's gradient, summed over positions. The
-    score of a channel that none of these layers reads is infinite, since nothing is known of it.
+    score of a channel is infinite if none of these layers reads it, or none gets a gradient: nothing is known of it.
     """
 
     capturable = True
