@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import resource
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -40,13 +42,14 @@ def main() -> None:
     with torch.no_grad():
         model(images[: options.batch])
     print(f"a forward pass of {options.batch} images: {allocated(peak=True) - before:.2f} GiB")
-    draw = module.draw_places
+    run = module.side_by_side
 
-    def watched(*given: int) -> object:
-        held.append(allocated(peak=False))
-        return draw(*given)
+    def watched(*given: Any) -> Iterator[Any]:
+        for pairs in run(*given):
+            held.append(allocated(peak=False))
+            yield pairs
 
-    module.draw_places = watched  # pyright: ignore
+    module.side_by_side = watched  # pyright: ignore
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
@@ -58,7 +61,7 @@ def main() -> None:
         f"a repair with {options.images} images: {seconds:.1f} s, {allocated(peak=True) - before:.2f} GiB at its peak"
     )
     if device.type == "cuda":
-        print(f"of these, held between layers by all batches, with the moments: {max(held) - before:.2f} GiB")
+        print(f"of these, held by all batches while they wait at a layer: {max(held) - before:.2f} GiB")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from statistics import mean, median
 from typing import Any
 
 from evidence import RESULTS, Evidence, read_all, spread
+from repair_page import few_images, with_training, without_training
 
 from secateur.files import read_json
 from secateur.recipes.reports import PAPER, draw_architectures, draw_rankings, path_of, table_of_rankings
@@ -410,7 +411,19 @@ def page(used: list[Evidence], text: str) -> str:
     return f"{text}\n\n{told(used)}" if used else ""
 
 
-SECTIONS: list[Callable[[Sets], str]] = [table1, search, table3, gfir, nas, appendix_e, times, speed]
+SECTIONS: list[Callable[[Sets], str]] = [
+    table1,
+    without_training,
+    few_images,
+    with_training,
+    search,
+    table3,
+    gfir,
+    nas,
+    appendix_e,
+    times,
+    speed,
+]
 
 
 def draw(sets: Sets) -> str:

@@ -150,3 +150,17 @@ def test_whole_images_are_held_out() -> None:
         assert {(first + place // positions) % EVERY == EVERY - 1 for place in fitted.tolist()} == {False}
         assert len(fitted) + len(held) == min(limit, images * positions)
         assert all(map(torch.equal, (fitted, held), draw_places(images * positions, images, first, limit, seed=1)))
+
+
+def test_a_fit_that_is_worse_on_images_held_out_is_not_taken() -> None:
+    """The first group is fitted to noise, and the second one to what holds for all images."""
+    generator = torch.Generator().manual_seed(0)
+    prior, other = torch.randn(2, 2, 3, 4, generator=generator, dtype=torch.float64)
+    fitted, held = torch.randn(2, 2, 30, 4, generator=generator, dtype=torch.float64)
+    misled = torch.stack([prior[0] + 1, other[1]])
+    fit = LeastSquares(prior)
+    fit.add(fitted, fitted @ misled.mT, held=False)
+    fit.add(held, held @ torch.stack([prior[0], other[1]]).mT, held=True)
+    found = fit.solve()
+    assert torch.equal(found[0], prior[0])
+    torch.testing.assert_close(found[1], other[1], atol=1e-3, rtol=0)

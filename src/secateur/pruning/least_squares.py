@@ -69,7 +69,8 @@ class LeastSquares:
     def _fit(self, own: Tensor, cross: Tensor, ridge: float) -> Tensor:
         """With inputs X, outputs Y and the prior A: A + (Y - A X) X' (X X' + r mean(diag X X') I)^-1."""
         scale = own.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
-        shifted = own + torch.diag_embed((ridge * scale)[:, None].expand(own.shape[:2]))
+        shifted = own.clone()
+        shifted.diagonal(dim1=-2, dim2=-1).add_((ridge * scale)[:, None])
         factor, info = torch.linalg.cholesky_ex(shifted)
         missing = cross - self.prior @ own
         found = self.prior + torch.cholesky_solve(missing.mT, factor).mT
