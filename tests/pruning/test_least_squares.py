@@ -164,3 +164,17 @@ def test_a_fit_that_is_worse_on_images_held_out_is_not_taken() -> None:
     found = fit.solve()
     assert torch.equal(found[0], prior[0])
     torch.testing.assert_close(found[1], other[1], atol=1e-3, rtol=0)
+
+
+def test_what_the_samples_do_not_tell_stays_as_it_was() -> None:
+    """An input that is always zero."""
+    generator = torch.Generator().manual_seed(0)
+    prior, other = torch.randn(2, 1, 3, 4, generator=generator, dtype=torch.float64)
+    data = torch.randn(2, 1, 30, 4, generator=generator, dtype=torch.float64)
+    data[..., 2] = 0
+    fit = LeastSquares(prior)
+    for held, samples in enumerate(data):
+        fit.add(samples, samples @ other.mT, held=bool(held))
+    found = fit.solve()
+    torch.testing.assert_close(found[..., 2], prior[..., 2])
+    torch.testing.assert_close(found[..., [0, 1, 3]], other[..., [0, 1, 3]], atol=1e-3, rtol=0)
