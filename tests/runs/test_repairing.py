@@ -1,14 +1,15 @@
 """Runs that repair: after the removals of Tick-Tock, and without any training."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from small import batches, finished, make_run, prepared, quick, same, states
-from torch import nn
+from torch import Tensor, nn
 
 import secateur
-from secateur import InvalidSetting, Plan, TickTock, shrink
+from secateur import ChannelGraph, InvalidSetting, Plan, TickTock, shrink
 from secateur.pruning.repair import repair_
 from secateur.runs.events import Tick
 from secateur.runs.prune import finish
@@ -88,3 +89,21 @@ def test_the_whole_call_without_training() -> None:
     settings = TickTock.of(keep_macs=0.7).without_training()
     result = secateur.prune(net, batches(1)[0][0][:1], task, settings=settings, progress=lines.append)
     assert result.metrics["loss"] < 1.5 * result.metrics_before["loss"]
+
+
+def test_a_tick_removes_no_more_than_its_step() -> None:
+    net, graph, task = prepared()
+    settings = quick(tick_removes=1.0, tick_step=0.1, tick_lr=0.0, tock_every=0, finetune_epochs=0, keep_macs=0.55)
+    result = finished(settings, net, graph, task)
+    shares = [event.share for event in result.history if isinstance(event, Tick)]
+    assert len(shares) >= 4
+    largest = max(graph.macs - graph.cost(kept).macs for kept in without_one(graph)) / graph.macs
+    assert all(before - after <= 0.1 + largest for before, after in zip([1.0, *shares], shares, strict=False))
+
+
+def without_one(graph: ChannelGraph) -> Iterator[Tensor]:
+    """What is kept if any one channel goes."""
+    for channel in range(graph.num_channels):
+        kept = graph.all_kept()
+        kept[channel] = False
+        yield kept

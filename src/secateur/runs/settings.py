@@ -33,6 +33,9 @@ class Ticks(Settings):
     removes: float = 0.01
     """Share of the remaining filters that a Tick removes. The paper: 0.01, and 0.002 for ResNets."""
 
+    step: float = 1.0
+    """Share of what the budget counts, such as MACs of the whole network, that a Tick removes at most."""
+
     data: float = 1.0
     """Share of the training data that a Tick sees, drawn anew each time."""
 
@@ -52,7 +55,7 @@ class Ticks(Settings):
     """Train the shifts of gated batch norms too."""
 
     def check(self) -> None:
-        self.require("a share above 0 and at most 1", "removes", "data", holds=is_share)
+        self.require("a share above 0 and at most 1", "removes", "step", "data", holds=is_share)
         self.require("1 or more", "epochs", holds=lambda value: value >= 1)
         self.require("1 or more", "per_class", "images", holds=lambda value: value is None or value >= 1)
         if self.per_class is not None and self.images is not None:
@@ -153,6 +156,7 @@ class TickTock(Settings):
         """
         return self.but(
             tick_removes=0.05,
+            tick_step=0.05,
             tick_data=1.0,
             tick_per_class=None,
             tick_images=2048,

@@ -18,6 +18,7 @@ from secateur.pruning.latency import LatencyTable
 from secateur.pruning.pruner import Pruner, Removal
 from secateur.pruning.scores import Random, check_state
 from secateur.pruning.selection import Target, check_reachable
+from secateur.pruning.settings import Budget
 from secateur.runs.events import Event, Tick, Tock
 from secateur.runs.phases import Phase, only_train_
 from secateur.runs.settings import TickTock
@@ -144,9 +145,14 @@ class PruningPhase(Phase):
 
     def _remove(self, run: Run) -> Removal:
         """Remove channels. Repair refers to the network just before, or to the whole one where nothing trains."""
-        settings = self.settings
+        settings, budget = self.settings, self.settings.budget
+        share = max(budget.share, self.target.left(self.pruner.kept) - settings.ticks.step)
         remove = partial(
-            self.pruner.prune, settings.ticks.removes, settings.budget, optimizer=self.optimizer, cut=self.cut_at_once
+            self.pruner.prune,
+            settings.ticks.removes,
+            Budget(**{budget.counts: share}),
+            optimizer=self.optimizer,
+            cut=self.cut_at_once,
         )
         if not settings.repair:
             return remove()
