@@ -12,7 +12,6 @@ import argparse
 import platform
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,11 +21,11 @@ from torch import Tensor, nn
 from secateur import Budget, Pruner, analyze, repair, shrink
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.shrink import copy_model
-from secateur.data.arrays import Arrays
 from secateur.files import to_json, write_atomic
 from secateur.pruning.scores import Random
 from secateur.recipes.jobs import Job, Order
 from secateur.recipes.starts import open_network
+from secateur.training.batches import unaugmented
 
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 STEP = 0.05
@@ -37,11 +36,8 @@ WAYS = {"once": "score", "steps": "score_per_mac"}
 def draw(job: Job, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Training images and labels, without augmentation."""
     torch.manual_seed(seed)
-    train = job.task.train
-    if isinstance(train, Arrays):
-        train = replace(train, crop=0, flip=False, erase=0, augment=None)
     found: list[tuple[Tensor, Tensor]] = []
-    for images, labels in train:
+    for images, labels in unaugmented(job.task.train):
         found.append((images, labels))
         if sum(len(labels) for _, labels in found) >= count:
             break

@@ -330,7 +330,7 @@ MUTANTS = """
 + pass
 # a run without training repairs to the network just before
 @ tests/runs/test_repairing.py::test_the_reference_of_a_repair
-- reference = None if settings.trains else run.whole
+- reference = None if self.trained else run.whole
 + reference = None
 # a Tick without a learning rate changes the statistics of batch norms
 @ tests/runs/test_repairing.py::test_a_tick_without_a_learning_rate_only_scores
@@ -372,7 +372,7 @@ MUTANTS = """
 + pass
 # a Tick sees all of the data
 @ tests/runs/test_phases.py::test_a_tick_sees_its_part_of_the_data
-- drawn = partial(draw, fraction=self.tick_share, per_class=ticks.per_class)
+- drawn = partial(self._drawn, ticks)
 + drawn = None
 # the cut is not confirmed before fine-tuning
 @ tests/runs/test_run.py::test_a_cut_that_turns_out_wrong_gives_no_result

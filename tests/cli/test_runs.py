@@ -363,3 +363,17 @@ def test_a_copy_of_a_run_is_resumed_where_it_is(secateur: Call, chain: Path, tmp
     shutil.copytree(chain / "pruned", tmp_path / "copy")
     status, out, _ = secateur("resume", tmp_path / "copy", "--device", "cpu")
     assert (status, str(tmp_path / "copy" / "result") in out) == (0, True)
+
+
+@pytest.mark.parametrize("flags", ["--finetune-epochs 1", "--tick-lr 0.1", "--tock-every 2", "--retrain-epochs 3"])
+def test_no_train_excludes_what_trains(flags: str, call: Call) -> None:
+    status, _, err = call("prune", "tiny_job:build", "--keep-macs", "0.8", "--no-train", *flags.split())
+    assert status == 2
+    assert flags.split()[0] in err
+
+
+def test_no_train_takes_a_share_of_the_data_instead_of_images(call: Call, tmp_path: Path) -> None:
+    flags = ["--keep-macs", "0.8", "--no-train", "--tick-data", "0.5", "--device", "cpu", "--quiet"]
+    assert call("prune", "tiny_job:build", *flags, "--out", str(tmp_path / "run"))[0] == 0
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
+    assert (settings["tick_data"], settings["tick_images"], settings["finetune_epochs"]) == (0.5, None, 0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import PICTURES
@@ -16,12 +17,12 @@ from oracle import randomize_
 from torch import Tensor, nn
 
 import secateur
-from secateur import InvalidData, Plan
+from secateur import InvalidData, InvalidSetting, Plan
 from secateur.channels.example import Example
 from secateur.models.lookup import find_model
 from secateur.pruning import repair as repairing
 from secateur.pruning.least_squares import LeastSquares
-from secateur.pruning.repair import repair, repair_
+from secateur.pruning.repair import gather, repair, repair_
 
 
 def error(model: nn.Module, whole: nn.Module, data: Tensor) -> float:
@@ -199,7 +200,7 @@ def test_what_is_not_fitted_is_named() -> None:
 
     model, data, lines = Scaled().eval(), torch.randn(8, 3, 8, 8), list[str]()
     plan = Plan.random(secateur.analyze(model, data[:1]), 0.5)
-    repair(model, plan, data, progress=lines.append)
+    repair(model, plan, data, note=lines.append)
     assert any(line.startswith("last ") for line in lines)
 
 
@@ -296,7 +297,7 @@ def test_wide_layers_are_fitted_by_channel(monkeypatch: pytest.MonkeyPatch) -> N
     lines: list[str] = []
     model, data = chain(nn.Conv2d(8, 5, 3)), torch.randn(64, 3, 8, 8, dtype=torch.float64)
     plan = Plan.random(secateur.analyze(model, data[:1]), 0.4, seed=0)
-    repaired = repair(model, plan, data, progress=lines.append)
+    repaired = repair(model, plan, data, note=lines.append)
     assert error(repaired, model, data) < 0.9 * error(secateur.shrink(model, plan), model, data)
     assert not lines
     # One combination of channels for all taps of the kernel.
@@ -318,7 +319,7 @@ def test_wide_layers_that_are_not_fitted_are_named(name: str, monkeypatch: pytes
     lines: list[str] = []
     model, data = chain(WIDE[name]), torch.randn(16, 3, 8, 8, dtype=torch.float64)
     plan = Plan.random(secateur.analyze(model, data[:1]), 0.4, seed=0)
-    repaired = repair(model, plan, data, progress=lines.append)
+    repaired = repair(model, plan, data, note=lines.append)
     assert all(map(torch.equal, repaired.state_dict().values(), secateur.shrink(model, plan).state_dict().values()))
     assert [line.split()[0] in ("2.weight", "2.2.weight") for line in lines] == [True]
 
@@ -372,3 +373,86 @@ def test_a_network_that_was_cut_before_is_repaired_as_one_that_was_made_so(last:
     assert len(fitted) == 3
     for one, other in zip(repair(whole, wanted, data).state_dict().values(), cut.state_dict().values(), strict=True):
         assert torch.equal(one, other)
+
+
+class Tied(nn.Module):
+    """One weight for an embedding and for the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.first = nn.Embedding(20, 12), nn.Linear(12, 12)
+        self.last = nn.Linear(12, 20, bias=False)
+        self.last.weight = self.words.weight
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return self.last(self.first(self.words(numbers)).relu())
+
+
+class Autoencoder(nn.Module):
+    """One weight for a convolution and its transposed counterpart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weight = nn.Conv2d(3, 12, 3), nn.Parameter(torch.randn(16, 12, 3, 3) / 10)
+
+    def forward(self, data: Tensor) -> Tensor:
+        inner = F.conv2d(self.first(data).relu(), self.weight).relu()
+        return F.conv_transpose2d(inner, self.weight)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "name"),
+    [(Tied(), torch.randint(20, (64, 5)), "words.weight"), (Autoencoder(), torch.randn(16, 3, 8, 8), "weight")],
+    ids=["an embedding and a linear layer", "a convolution and its transposed counterpart"],
+)
+def test_weights_with_uses_of_other_kinds_keep_their_plain_cut(model: nn.Module, data: Tensor, name: str) -> None:
+    notes: list[str] = []
+    plan = Plan.random(secateur.analyze(model.eval(), data[:1]), 0.3)
+    repaired, plain = repair(model, plan, data, note=notes.append), secateur.shrink(model, plan)
+    assert torch.equal(repaired.get_parameter(name), plain.get_parameter(name))
+    assert [line for line in notes if line.startswith(f"{name} keeps its plain cut")]
+
+
+class Remembering(nn.Module):
+    """Keeps a tensor on itself from one layer to another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, data: Tensor) -> Tensor:
+        self.skip = self.first(data).relu()
+        return self.last(self.second(self.skip).relu() + self.skip)
+
+
+def test_batches_do_not_mix_in_what_a_network_keeps() -> None:
+    torch.manual_seed(0)
+    model, data = Remembering().double().eval(), torch.randn(200, 3, 8, 8, dtype=torch.float64)
+    plan = Plan.random(secateur.analyze(model, data[:1]), 0.4)
+    once, several = repair(model, plan, data), repair(model, plan, data.split(80))
+    assert error(several, once, data) < 1e-6
+
+
+def test_small_batches_are_joined_where_they_fit() -> None:
+    example = Example((torch.zeros(1, 3, 8, 8),), {})
+    one, other = torch.randn(40, 3, 8, 8), torch.randn(5, 3, 9, 9)
+    found = gather([*one.split(1), other, other], example, 1000)
+    assert [call.size for call in found] == [40, 10]
+    assert torch.equal(found[0].args[0], one)
+    assert [call.size for call in gather(one.split(1), example, 7)] == [7]
+    with pytest.raises(InvalidSetting):
+        gather([one], example, 0)
+
+
+def test_batches_of_other_forms() -> None:
+    x, y, labels = torch.randn(4, 3), torch.randn(4, 2), torch.zeros(4)
+    pair, named, mapping = Example((x, y), {}), Example((), {"x": x}), Example(({"x": x},), {})
+    cases: list[tuple[Example, Any]] = [
+        *((pair, each) for each in ((x, y), (x, y, labels), ((x, y), labels), [[x, y], labels], {"a": x, "b": y})),
+        *((named, each) for each in ({"x": x, "label": labels}, ({"x": x}, labels))),
+        *((mapping, each) for each in ({"x": x}, ({"x": x}, labels))),
+    ]
+    for example, batch in cases:
+        (found,) = gather([batch], example, 4)
+        assert (len(found.args), set(found.kwargs)) == (len(example.args), set(example.kwargs))
+        assert all(map(torch.equal, found.tensors, example.tensors))

@@ -1,6 +1,7 @@
 """Runs that repair: after the removals of Tick-Tock, and without any training."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 import secateur
 from secateur import ChannelGraph, InvalidSetting, Plan, TickTock, shrink
 from secateur.pruning.repair import repair_
-from secateur.runs.events import Tick
+from secateur.runs.events import Tick, Tock
 from secateur.runs.prune import finish
 from secateur.training.batches import share_of
 
@@ -76,6 +77,8 @@ def test_images_of_a_tick_are_a_share_of_any_data() -> None:
 def test_images_and_examples_per_class_exclude_each_other() -> None:
     with pytest.raises(InvalidSetting):
         TickTock.of(keep_macs=0.5, tick_images=100, tick_per_class=10)
+    with pytest.raises(InvalidSetting):
+        TickTock.of(keep_macs=0.5, tick_images=100, tick_data=0.1)
 
 
 @pytest.mark.parametrize(("counts", "rank"), [("params", "score_per_param"), ("filters", "score")])
@@ -107,3 +110,33 @@ def without_one(graph: ChannelGraph) -> Iterator[Tensor]:
         kept = graph.all_kept()
         kept[channel] = False
         yield kept
+
+
+def test_a_run_that_continues_a_trained_one_does_not_refer_to_the_whole_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, graph, task = prepared()
+    example = batches(1)[0][0][:1]
+    settings = quick(keep_macs=0.8, tick_removes=0.1, tock_every=1, finetune_epochs=0)
+    secateur.prune(net, example, task, settings=settings, folder=tmp_path / "one", graph=graph)
+    references: list[object] = []
+
+    def watched(*given: Any, since: Plan | None, **options: Any) -> Any:
+        references.append(since)
+        return repair_(*given, since=since, **options)
+
+    monkeypatch.setattr("secateur.pruning.pruner.repair_", watched)
+    smaller = settings.but(keep_macs=0.6).without_training()
+    result = secateur.prune(
+        net,
+        example,
+        task,
+        settings=smaller,
+        folder=tmp_path / "two",
+        continue_from=tmp_path / "one",
+        graph=graph,
+    )
+    assert references
+    assert None not in references
+    tocks = [event for event in result.history if isinstance(event, Tock) and event.share < 0.8]
+    assert not tocks

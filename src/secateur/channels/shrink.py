@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -85,12 +85,14 @@ def cut(tensor: Tensor, shape: torch.Size, indices: dict[int, Tensor]) -> Tensor
     return tensor.contiguous(memory_format=layout)
 
 
-def copy_model(model: nn.Module) -> nn.Module:
+def copy_model(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
+    """A copy of the model; the shared tensors remain the same objects."""
     check_module(model)
     # Tensors that a forward pass has left in the modules, as weight_norm does, can be copied without history only.
     left = [tensor for module in model.modules() for tensor in tree_leaves(vars(module)) if _has_history(tensor)]
     try:
-        return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in left})
+        known = {id(tensor): tensor.detach().clone() for tensor in left} | {id(tensor): tensor for tensor in shared}
+        return copy.deepcopy(model, known)
     except Exception as error:
         remedy = "Work without copies: analyze(probe=False) and shrink_"
         raise InvalidModel(f"{type(model).__name__} cannot be copied", got=error, remedy=remedy) from error

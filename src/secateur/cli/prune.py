@@ -60,7 +60,7 @@ class Prune:
         default, values = default_pruning(self.recipe), typed(self.settings)
         settings = default.but(**values) if default is not None else TickTock.of(**values)
         if self.no_train:
-            settings = settings.without_training().but(**values)
+            settings = _without_training(settings, values)
             if self.weights is None and not order.is_own:
                 remedy = "Name the trained network: --weights RUN, or --weights FILE"
                 raise InvalidSetting(f"{self.recipe} has random weights, and --no-train leaves them so", remedy=remedy)
@@ -68,6 +68,18 @@ class Prune:
         self.output.check_new()
         config = RunConfig(order=order, settings=scaled(settings, self.epochs_scale), engine=engine)
         return start(config, self.output.out, self.output)
+
+
+def _without_training(settings: TickTock, values: dict[str, Any]) -> TickTock:
+    """The settings without training, with what was typed on top."""
+    if values.keys() & {"tick_data", "tick_per_class"}:
+        values = {"tick_images": None, **values}
+    settings = settings.without_training().but(**values)
+    if settings.trains or settings.finetune.epochs or settings.retrain_epochs:
+        named = ("tick_lr", "tock_every", "finetune_epochs", "retrain_epochs")
+        got = " and ".join(f"--{name.replace('_', '-')}" for name in named if values.get(name))
+        raise InvalidSetting("--no-train excludes what trains", got=got, remedy="Leave out one of them")
+    return settings
 
 
 @dataclass(frozen=True, kw_only=True)

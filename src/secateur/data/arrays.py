@@ -70,6 +70,10 @@ class Arrays:
             if min(self.std or ()) <= 0:
                 raise InvalidData("std is out of range", got=self.std, wanted="above 0 in every channel")
 
+    def unaugmented(self) -> Arrays:
+        """The same dataset with images as they are."""
+        return replace(self, crop=0, flip=False, erase=0, augment=None)
+
     def __len__(self) -> int:
         return len(self.shard(0, 1))
 

@@ -20,12 +20,14 @@ from secateur.channels.cost import is_kept
 from secateur.channels.example import Example
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import shrink
-from secateur.errors import InvalidData
+from secateur.errors import InvalidData, InvalidSetting
 from secateur.pruning.least_squares import AT_ONCE, SAMPLES, ChannelFit, FilterFit, draw_places
-from secateur.pruning.side_by_side import Layer, count_uses, side_by_side
+from secateur.pruning.side_by_side import Layer, find_uses, side_by_side
 
 WIDEST = 4608
 """Inputs of a filter, over all positions of its kernel, up to which all are fitted; beyond that, so many channels."""
+AT_LEAST = 64
+"""Smaller batches are joined: each takes two threads."""
 SECONDS = 5.0
 """Between lines of progress."""
 
@@ -38,42 +40,72 @@ def repair(
     images: int = 512,
     seed: int = 0,
     progress: Callable[[str], object] | None = None,
+    note: Callable[[str], object] | None = None,
 ) -> nn.Module:
     """The model, cut by the plan and re-fitted without training. A copy; the model stays as it is.
 
     batches: unlabelled images: tensors, tuples of arguments, or a loader whose labels are ignored.
     images: how many of them to use. What they need between two layers stays in memory.
-    progress: called with lines of text: how far it is, and which layers keep their plain cut, and why.
+    progress: called every few seconds with a line on how far it is.
+    note: called with a line for every layer that keeps its plain cut, and why.
     """
     inputs = gather(batches, plan.graph.calls["eval"][0], images)
     cut = shrink(model, plan)
-    repair_(cut, model, plan, inputs, seed=seed, progress=progress)
+    repair_(cut, model, plan, inputs, seed=seed, progress=progress, note=note)
     return cut
 
 
 def gather(batches: Iterable[Any], example: Example, images: int) -> list[Example]:
     """The arguments of calls with so many images; labels and other surplus parts of a batch are left out."""
-    count, names = len(example.args), list(example.kwargs)
+    if images < 1:
+        raise InvalidSetting("images is out of range", got=images, wanted="1 or more")
     found: list[Example] = []
     left = images
     given: Iterable[Any] = [batches] if isinstance(batches, Tensor) else batches
     for batch in given:
-        if names and not (isinstance(batch, Mapping) and set(names) <= set(batch)):
-            raise InvalidData("a batch lacks inputs of the network", got=type(batch).__name__, wanted=", ".join(names))
-        if names:
-            call = Example((), {name: batch[name] for name in names})
-        else:
-            values = list(batch.values()) if isinstance(batch, Mapping) else batch
-            call = Example(tuple(values[:count]) if isinstance(values, (tuple, list)) else (values,), {})
+        call = _arguments(batch, example)
         if not call.tensors:
             raise InvalidData("a batch holds no images", got=type(batch).__name__, wanted="tensors")
-        found.append(first_images(call, left))
-        left -= found[-1].size
+        call = first_images(call, left)
+        left -= call.size
+        joined = _joined(found[-1], call) if found and found[-1].size < AT_LEAST else None
+        found = [*found, call] if joined is None else [*found[:-1], joined]
         if not left:
             break
     if not found:
         raise InvalidData("there are no images to repair with")
     return found
+
+
+def _arguments(batch: Any, example: Example) -> Example:
+    """What the network is called with, out of a batch: its arguments, or these and labels."""
+    parts = batch if isinstance(batch, (tuple, list)) else (batch,)
+    first = parts[0] if parts else None
+    if names := list(example.kwargs):
+        given = next((part for part in (batch, first) if isinstance(part, Mapping) and set(names) <= set(part)), None)
+        if given is None:
+            raise InvalidData("a batch lacks inputs of the network", got=type(batch).__name__, wanted=", ".join(names))
+        return Example((), {name: given[name] for name in names})
+    count = len(example.args)
+    if count == 1 and isinstance(example.args[0], Mapping) and isinstance(first, Mapping):
+        return Example((first,), {})
+    if isinstance(batch, Mapping):
+        return Example(tuple(batch.values())[:count], {})
+    if count > 1 and isinstance(first, (tuple, list)) and len(first) == count:
+        return Example(tuple(first), {})
+    return Example(tuple(parts[:count]), {})
+
+
+def _joined(one: Example, other: Example) -> Example | None:
+    """Both calls as one; None if their tensors do not fit together."""
+    pairs = list(zip(one.tensors, other.tensors, strict=False))
+    sizes = one.size, other.size
+    if len(one.tensors) != len(other.tensors) or any(
+        (a.shape[:1], b.shape[:1]) != ((sizes[0],), (sizes[1],)) or a.shape[1:] != b.shape[1:] for a, b in pairs
+    ):
+        return None
+    parts = iter([torch.cat(pair) for pair in pairs])
+    return one.map(lambda tensor: next(parts))
 
 
 def first_images(call: Example, count: int) -> Example:
@@ -93,6 +125,7 @@ def repair_(
     seed: int = 0,
     average: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     progress: Callable[[str], object] | None = None,
+    note: Callable[[str], object] | None = None,
 ) -> list[str]:
     """Re-fit the layers of a cut network, in place, to the whole one; the names of the weights that were fitted.
 
@@ -101,23 +134,30 @@ def repair_(
     average: with several processes, the mean of a tensor over all of them.
     """
     say, said = progress or (lambda text: None), time.monotonic()
+    keeps = _keeper(note)
     device = next(cut.parameters()).device
     inputs = [each.on(device) for each in inputs]
-    uses = count_uses(cut, first_images(inputs[0], 1))
+    uses = find_uses(cut, first_images(inputs[0], 1))
     for name in sorted({name for name, weight in cut.named_parameters() if weight.dim() > 1} - set(uses)):
-        say(f"{name} keeps its plain cut: it is not the weight of a convolution or linear layer")
+        keeps(name, "it is not the weight of a convolution or linear layer")
+    for name, use in list(uses.items()):
+        if use.others or len(set(use.layers)) > 1:
+            keeps(name, "another operator reads it too" if use.others else "layers of different kinds share it")
+            del uses[name]
     fits: dict[str, FilterFit | ChannelFit] = {}
     fitted: list[str] = []
 
     def observe(pairs: list[tuple[Layer, Layer]]) -> None:
         """Add the moments of a layer, if anything that it reads has changed."""
         name = pairs[0][0].name
+        if name not in uses:
+            return
         drifted = any(a.data.shape != b.data.shape or not torch.equal(a.data, b.data) for a, b in pairs)
         if not float(average(torch.tensor(float(drifted), dtype=torch.float64, device=device))) and name not in fits:
             return
         fit = fits.get(name) or _prepare(*pairs[0], plan, since)
         if fit is None:
-            say(f"{name} keeps its plain cut: its filters have more than {WIDEST} inputs")
+            keeps(name, f"its filters have more than {WIDEST} inputs")
             return
         fits[name] = fit
         sizes = [each.size for each in inputs]
@@ -132,12 +172,15 @@ def repair_(
     def write_(layer: Layer) -> None:
         fit = fits.pop(layer.name)
         fit.fit.agree_(average)
-        layer.weight.copy_(fit.weight(layer))
+        weight = fit.weight(layer).to(layer.weight)
+        if torch.equal(weight, layer.weight):
+            keeps(layer.name, "a fit is worse on the images held out")
+        layer.weight.copy_(weight)
         fitted.append(layer.name)
 
     # A weight with several uses is fitted to all of them, so its moments must be there before it is used.
-    shared: dict[str, Layer | None] = {name: None for name, count in uses.items() if count > 1}
-    for pairs in side_by_side(cut, whole, inputs, say) if shared else ():
+    shared: dict[str, Layer | None] = {name: None for name, use in uses.items() if len(use.layers) > 1}
+    for pairs in side_by_side(cut, whole, inputs, keeps) if shared else ():
         layer = pairs[0][0]
         if layer.name in shared:
             observe(pairs)
@@ -145,16 +188,26 @@ def repair_(
     for layer in shared.values():
         if layer is not None:
             write_(layer)
-    for number, pairs in enumerate(side_by_side(cut, whole, inputs, say)):
+    for number, pairs in enumerate(side_by_side(cut, whole, inputs, keeps)):
         if time.monotonic() - said > SECONDS:
             said = time.monotonic()
-            say(f"repairing layer {number + 1} of {sum(uses.values())}")
+            say(f"repairing layer {number + 1} of {sum(len(use.layers) for use in uses.values())}")
         layer = pairs[0][0]
         if layer.name not in shared:
             observe(pairs)
             if layer.name in fits:
                 write_(layer)
     return fitted
+
+
+def _keeper(note: Callable[[str], object] | None) -> Callable[[str, str], None]:
+    """Called with the name of a weight that keeps its plain cut, and why."""
+
+    def keeps(name: str, why: str) -> None:
+        if note is not None:
+            note(f"{name} keeps its plain cut: {why}")
+
+    return keeps
 
 
 def _prepare(one: Layer, other: Layer, plan: Plan, since: Plan | None) -> FilterFit | ChannelFit | None:

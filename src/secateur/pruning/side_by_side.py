@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Queue
 from threading import Thread
 from typing import Any
@@ -12,12 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from secateur.channels.example import Example
+from secateur.channels.shrink import copy_model, tensors_of
 from secateur.modes import evaluating
 
-CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d}
-TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
+KINDS: dict[Any, str] = {
+    F.linear: "linear",
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), "convolution"),
+    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), "transposed"),
+}
 REST = {
     "linear": ("bias",),
     "convolution": ("bias", "stride", "padding", "dilation", "groups"),
@@ -63,43 +68,60 @@ class Layer:
 
 
 def side_by_side(
-    one: nn.Module, other: nn.Module, batches: Sequence[Example], say: Callable[[str], object]
+    one: nn.Module, other: nn.Module, batches: Sequence[Example], keeps: Callable[[str, str], None]
 ) -> Iterator[list[tuple[Layer, Layer]]]:
     """The layers in the order in which they run, each with the calls of both networks for every batch. The first
-    network waits before the layer, the second one after it, until the next is asked for.
+    network waits before the layer, the second one after it, until the next is asked for. Where the networks run in
+    different orders it ends, and calls `keeps` with the names and why.
 
     All batches wait at the same layer, and what they need to go on stays in memory.
     """
-    pairs: list[tuple[_Runner, _Runner]] = []
+    runners: list[_Runner] = []
     with evaluating(one), evaluating(other):
         try:
             for batch in batches:
-                pairs.append((_Runner(one, batch, waits_after=False), _Runner(other, batch, waits_after=True)))
+                runners.append(_Runner(one, batch, waits_after=False))
+                runners.append(_Runner(other, batch, waits_after=True))
             while True:
-                found = [(first.next(), second.next()) for first, second in pairs]
+                found = [
+                    (first.next(), second.next()) for first, second in zip(runners[::2], runners[1::2], strict=True)
+                ]
                 layers = [(a, b) for a, b in found if a is not None and b is not None]
                 if len(layers) < len(found):
                     return
                 names = {layer.name for pair in layers for layer in pair}
                 if len(names) > 1:
-                    listed = " and ".join(sorted(names))
-                    say(f"{listed} and all that follows keep their plain cut: the networks run in different orders")
+                    for name in sorted(names):
+                        keeps(name, "the networks run in different orders from here on")
                     return
                 yield layers
         finally:
-            for runner in (runner for pair in pairs for runner in pair):
+            for runner in runners:
                 runner.stop()
 
 
-def count_uses(model: nn.Module, batch: Example) -> dict[str, int]:
-    """How often each weight of a convolution or linear layer is used in a forward pass."""
-    uses: dict[str, int] = {}
+@dataclass
+class Uses:
+    """What a forward pass does with a weight of a convolution or linear layer."""
 
-    def count(layer: Layer) -> None:
-        uses[layer.name] = uses.get(layer.name, 0) + 1
+    layers: list[tuple[str, int]] = field(default_factory=list)
+    """The kind and the groups of each layer that it is the weight of."""
+    others: bool = False
+    """Whether another operator reads it too."""
 
-    with evaluating(model), _Stops(model, count, waits_after=False):
+
+def find_uses(model: nn.Module, batch: Example) -> dict[str, Uses]:
+    """The uses of every weight of a convolution or linear layer."""
+    uses: dict[str, Uses] = {}
+
+    def note(layer: Layer) -> None:
+        uses.setdefault(layer.name, Uses()).layers.append((layer.kind, layer.groups))
+
+    survey = _Survey(model, note, waits_after=False)
+    with evaluating(model), survey:
         batch.copied()(model)
+    for name in survey.others & set(uses):
+        uses[name].others = True
     return uses
 
 
@@ -112,7 +134,8 @@ class _Runner(Thread):
 
     def __init__(self, model: nn.Module, batch: Example, waits_after: bool) -> None:
         super().__init__(daemon=True)
-        self.model, self.batch, self.waits_after = model, batch, waits_after
+        # Modules of its own, since a network may keep something on them from one layer to another; the same tensors.
+        self.model, self.batch, self.waits_after = copy_model(model, tensors_of(model).values()), batch, waits_after
         self.found: Queue[Layer | BaseException | None] = Queue()
         self.goes_on: Queue[bool] = Queue()
         self.start()
@@ -158,9 +181,8 @@ class _Stops(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        kind = {F.linear: "linear"}.get(func) or (func in CONVOLUTIONS and "convolution")
-        kind = kind or (func in TRANSPOSED and "transposed")
-        if not kind:
+        kind = KINDS.get(func)
+        if kind is None:
             return func(*args, **kwargs)
         given = dict(zip(("input", "weight", *REST[kind]), args, strict=False)) | kwargs
         name = self.names.get(id(given["weight"]))
@@ -172,6 +194,22 @@ class _Stops(TorchFunctionMode):
         if self.waits_after:
             self.stop(_layer(kind, name, given, output))
         return output
+
+
+class _Survey(_Stops):
+    """Notes also which parameters other operators read."""
+
+    def __init__(self, model: nn.Module, stop: Callable[[Layer], None], waits_after: bool) -> None:
+        super().__init__(model, stop, waits_after)
+        self.others: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs)
+        read = {self.names[id(leaf)] for leaf in tree_leaves((args, kwargs)) if id(leaf) in self.names}
+        if read and any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):  # and not only its shape
+            own = (kwargs or {}).get("weight", args[1] if len(args) > 1 else None) if func in KINDS else None
+            self.others |= read - {self.names.get(id(own), "")}
+        return result
 
 
 def _layer(kind: str, name: str, given: dict[str, Any], output: Tensor | None) -> Layer:

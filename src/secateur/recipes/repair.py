@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch
 from secateur.channels.analyze import analyze
 from secateur.channels.shrink import shrink, tensors_of
 from secateur.channels.verify import confirm
-from secateur.data.arrays import Arrays
 from secateur.errors import InvalidSetting
 from secateur.files import write_tensors
 from secateur.pruning.repair import repair
@@ -26,7 +25,7 @@ from secateur.results.summary import shape_of
 from secateur.runs.events import Result, Start
 from secateur.runs.record import WHOLE
 from secateur.settings import check_seed
-from secateur.training.batches import reseed
+from secateur.training.batches import reseed, unaugmented
 from secateur.training.settings import Training
 
 
@@ -68,8 +67,6 @@ def repair_network(
     progress: called with the name of each step.
     """
     check_seed(seed)
-    if images < 1:
-        raise InvalidSetting("images is out of range", got=images, wanted="1 or more")
     progress("building")
     job = build(order, seed, device)
     graph = analyze(job.model, job.example, ignore=order.ignore, inexact=order.inexact)
@@ -86,7 +83,8 @@ def repair_network(
     notes: list[str] = []
     progress("re-fitting layers")
     with seeded(seed):
-        model = repair(whole, chosen, _calibration(job, seed), images=images, seed=seed, progress=notes.append).eval()
+        batches = _calibration(job, seed)
+        model = repair(whole, chosen, batches, images=images, seed=seed, progress=progress, note=notes.append).eval()
     seconds = time.perf_counter() - started
     metrics: list[dict[str, float]] = []
     for name, network in (("whole", whole), ("plainly cut", shrink(whole, chosen)), ("repaired", model)):
@@ -117,5 +115,4 @@ def repair_network(
 
 def _calibration(job: Job, seed: int) -> Any:
     """Training images, where they are in memory without augmentation, in an order that the seed decides."""
-    train = reseed(job.task.train, seed)
-    return replace(train, crop=0, flip=False, erase=0) if isinstance(train, Arrays) else train
+    return unaugmented(reseed(job.task.train, seed))

@@ -26,7 +26,7 @@ from secateur.runs.phases import Phase, only_train_
 from secateur.runs.record import Record
 from secateur.runs.settings import TickTock
 from secateur.runs.ticktock import PruningPhase
-from secateur.training.batches import count, draw, prefetch, reseed, share_of
+from secateur.training.batches import count, draw, prefetch, reseed, share_of, unaugmented
 from secateur.training.distill import distilled, scores_of
 from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_
 from secateur.training.engine import Engine
@@ -244,7 +244,7 @@ class Run:
 
         def drawn(source: Iterable[Any], generator: torch.Generator) -> Iterable[Any]:
             # Of some sources whole batches are drawn; so that there are enough, twice as many images.
-            return draw(source, share_of(source, 2 * count), None, generator)
+            return draw(unaugmented(source), share_of(source, 2 * count), None, generator)
 
         with seeded(self.settings.seed, self.stage, self.epoch):
             yield prefetch(self._batches(drawn), self.trainer.device), -(-count // self.world.size)

@@ -60,6 +60,8 @@ class Ticks(Settings):
         self.require("1 or more", "per_class", "images", holds=lambda value: value is None or value >= 1)
         if self.per_class is not None and self.images is not None:
             raise InvalidSetting("a Tick has two amounts of data", got="per_class and images", wanted="one of them")
+        if self.data != 1 and self.images is not None:
+            raise InvalidSetting("a Tick has two amounts of data", got="data and images", wanted="one of them")
         self.require("0 or more", "lr", holds=lambda value: value >= 0)
 
 
@@ -174,7 +176,7 @@ class TickTock(Settings):
 
     @property
     def trains(self) -> bool:
-        """Whether anything trains before the network has been pruned; otherwise repair can refer to the whole one."""
+        """Whether Ticks or Tocks train anything."""
         return self.ticks.lr > 0 or self.tocks.every > 0
 
     @property

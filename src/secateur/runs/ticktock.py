@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from secateur.channels.shrink import copy_model
@@ -16,13 +17,14 @@ from secateur.errors import InvalidSetting
 from secateur.pruning.folded import Folded
 from secateur.pruning.latency import LatencyTable
 from secateur.pruning.pruner import Pruner, Removal
+from secateur.pruning.repair import gather
 from secateur.pruning.scores import Random, check_state
 from secateur.pruning.selection import Target, check_reachable
 from secateur.pruning.settings import Budget
 from secateur.runs.events import Event, Tick, Tock
 from secateur.runs.phases import Phase, only_train_
-from secateur.runs.settings import TickTock
-from secateur.training.batches import draw, share_of
+from secateur.runs.settings import Ticks, TickTock
+from secateur.training.batches import draw, share_of, unaugmented
 from secateur.training.loop import Work
 from secateur.training.optimizers import load_optimizer_state, make_optimizer, optimizer_state
 
@@ -46,6 +48,8 @@ class PruningPhase(Phase):
         """What comes next."""
         self.ticks = self.tocks = 0
         """How many are done."""
+        self.trained = False
+        """Whether any of them has trained anything; until then repair can refer to the whole network."""
 
     def check(self, run: Run) -> None:
         trial = self.make_pruner(run, copy_model(run.model))
@@ -55,7 +59,8 @@ class PruningPhase(Phase):
         """Put gates on the model."""
         settings = self.settings
         if settings.trains and not run.task.labelled:
-            raise InvalidSetting("training needs labels, which the data do not have", wanted="no training")
+            remedy = "Prune without training: settings.without_training()"
+            raise InvalidSetting("training needs labels, which the data do not have", remedy=remedy)
         pruner = Pruner(
             model,
             graph=run.graph,
@@ -70,6 +75,9 @@ class PruningPhase(Phase):
         check_reachable(self.target, pruner.floors)
         if run.folder is not None:
             check_state(pruner.score)
+        if settings.repair:
+            with run.some_images(1) as (batches, _):
+                gather(batches, run.graph.calls["eval"][0], 1)  # batches of another form are reported before any work
         pruner.agree = run.world.average
         return pruner
 
@@ -110,11 +118,12 @@ class PruningPhase(Phase):
 
     def _tick(self, run: Run) -> Iterator[Event]:
         ticks, started = self.settings.ticks, time.perf_counter()
+        self.trained |= ticks.lr > 0
         only_train_(run.model, [*self.in_tick, *self.gates.phis])
         if not run.epoch and not run.position.step:
             # Scores that observe the outputs of layers have observed Tocks and evaluations too.
             self.pruner.score.begin(self.gates)
-        drawn = partial(draw, fraction=self.tick_share, per_class=ticks.per_class)
+        drawn = partial(self._drawn, ticks)
         loss = 0.0
         for _ in range(run.epoch, ticks.epochs):
             work = self._work(run, run.task.loss, rate=lambda step: ticks.lr, after_backward=self.pruner.observe)
@@ -143,6 +152,11 @@ class PruningPhase(Phase):
         else:
             run.next_stage()
 
+    def _drawn(self, ticks: Ticks, source: Iterable[Any], generator: torch.Generator) -> Iterable[Any]:
+        """The images of a Tick; those that only score are not augmented, where that can be avoided."""
+        source = source if ticks.lr > 0 else unaugmented(source)
+        return draw(source, self.tick_share, ticks.per_class, generator)
+
     def _remove(self, run: Run) -> Removal:
         """Remove channels. Repair refers to the network just before, or to the whole one where nothing trains."""
         settings, budget = self.settings, self.settings.budget
@@ -156,7 +170,7 @@ class PruningPhase(Phase):
         )
         if not settings.repair:
             return remove()
-        reference = None if settings.trains else run.whole
+        reference = None if self.trained else run.whole
         with run.some_images(settings.repair) as (batches, images):
             return remove(repair=batches, images=images, reference=reference)
 
@@ -167,6 +181,7 @@ class PruningPhase(Phase):
             if count_macs(self.pruner.widened(ALIGNED)) <= WORTH_CUTTING * count_macs(self.gates.present.kept):
                 self.pruner.cut_(self.optimizer, ALIGNED)
                 run.keep_good_state()
+        self.trained = True
         only_train_(run.model, self.in_tock)
         number, steps = self.tocks + 1, tocks.epochs * run.num_batches
         for epoch in range(run.epoch, tocks.epochs):
@@ -215,11 +230,15 @@ class PruningPhase(Phase):
             "part": self.part,
             "ticks": self.ticks,
             "tocks": self.tocks,
+            "trained": self.trained,
             "optimizer": optimizer_state(self.optimizer, run.model),
         }
 
     def load_state_dict(self, run: Run, state: dict[str, Any]) -> None:
         self.part, self.ticks, self.tocks = state["part"], state["ticks"], state["tocks"]
+        if not self.settings.tocks.every:
+            self.part = "Tick"  # where the run that this one continues was to go on with a Tock
+        self.trained = state.get("trained", True)  # older checkpoints do not say
         load_optimizer_state(self.optimizer, run.model, state["optimizer"])
 
 

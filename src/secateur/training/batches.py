@@ -116,6 +116,11 @@ def draw(batches: Iterable[Any], fraction: float, per_class: int | None, generat
     return [batch for index, batch in enumerate(batches) if index in chosen]
 
 
+def unaugmented(batches: Any) -> Any:
+    """The same data without augmentation, where the source has a method of that name; else as they are."""
+    return batches.unaugmented() if hasattr(batches, "unaugmented") else batches
+
+
 def share_of(batches: Iterable[Any], images: int) -> float:
     """The share of the data that so many images are, about; at most 1."""
     size = getattr(batches, "batch_size", None)
