@@ -366,14 +366,14 @@ def test_a_copy_of_a_run_is_resumed_where_it_is(secateur: Call, chain: Path, tmp
 
 
 @pytest.mark.parametrize("flags", ["--finetune-epochs 1", "--tick-lr 0.1", "--tock-every 2", "--retrain-epochs 3"])
-def test_no_train_excludes_what_trains(flags: str, call: Call) -> None:
-    status, _, err = call("prune", "tiny_job:build", "--keep-macs", "0.8", "--no-train", *flags.split())
+def test_no_train_excludes_what_trains(flags: str, secateur: Call) -> None:
+    status, _, err = secateur("prune", "tiny_job:build", "--keep-macs", "0.8", "--no-train", *flags.split())
     assert status == 2
     assert flags.split()[0] in err
 
 
-def test_no_train_takes_a_share_of_the_data_instead_of_images(call: Call, tmp_path: Path) -> None:
+def test_no_train_takes_a_share_of_the_data_instead_of_images(secateur: Call, tmp_path: Path) -> None:
     flags = ["--keep-macs", "0.8", "--no-train", "--tick-data", "0.5", "--device", "cpu", "--quiet"]
-    assert call("prune", "tiny_job:build", *flags, "--out", str(tmp_path / "run"))[0] == 0
+    assert secateur("prune", "tiny_job:build", *flags, "--out", str(tmp_path / "run"))[0] == 0
     settings = json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
     assert (settings["tick_data"], settings["tick_images"], settings["finetune_epochs"]) == (0.5, None, 0)
