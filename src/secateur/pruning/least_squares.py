@@ -209,6 +209,17 @@ def outputs_at(layer: Layer, places: Tensor) -> Tensor:
     return layer.output[(image, slice(None), *where)]
 
 
+def features_of(channels: Tensor) -> Tensor | None:
+    """Where the features of each channel are, as a linear layer behind a flatten reads them: (channels, positions).
+
+    None if some features are of no channel, or channels differ in their number.
+    """
+    counts = torch.unique(channels, return_counts=True)[1]
+    if not bool((channels >= 0).all()) or int(counts.min()) != int(counts.max()):
+        return None
+    return torch.argsort(channels, stable=True).reshape(counts.numel(), -1)
+
+
 def rows_of(layer: Layer) -> Tensor:
     """The inputs, one row for every position of every image: (positions, channels)."""
     return layer.data.reshape(-1, layer.data.shape[-1]) if layer.linear else layer.data.movedim(1, -1).flatten(0, -2)

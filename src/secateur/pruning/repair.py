@@ -21,7 +21,7 @@ from secateur.channels.example import Example
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import shrink
 from secateur.errors import InvalidData, InvalidSetting
-from secateur.pruning.least_squares import AT_ONCE, SAMPLES, ChannelFit, FilterFit, draw_places
+from secateur.pruning.least_squares import AT_ONCE, SAMPLES, ChannelFit, FilterFit, draw_places, features_of
 from secateur.pruning.side_by_side import Layer, find_uses, side_by_side
 
 WIDEST = 4608
@@ -144,8 +144,13 @@ def repair_(
         if use.others or len(set(use.layers)) > 1:
             keeps(name, "another operator reads it too" if use.others else "layers of different kinds share it")
             del uses[name]
+    kept = plan.cuts(since).kept
     fits: dict[str, FilterFit | ChannelFit] = {}
     fitted: list[str] = []
+
+    def channels_of(name: str) -> Tensor | None:
+        channels = plan.graph.axes.get((name, 1))
+        return channels if channels is None or since is None else channels[is_kept(channels, since.kept)]
 
     def observe(pairs: list[tuple[Layer, Layer]]) -> None:
         """Add the moments of a layer, if anything that it reads has changed."""
@@ -155,7 +160,7 @@ def repair_(
         drifted = any(a.data.shape != b.data.shape or not torch.equal(a.data, b.data) for a, b in pairs)
         if not float(average(torch.tensor(float(drifted), dtype=torch.float64, device=device))) and name not in fits:
             return
-        fit = fits.get(name) or _prepare(*pairs[0], plan, since)
+        fit = fits.get(name) or _prepare(*pairs[0], kept.get(name, {}), channels_of(name))
         if fit is None:
             keeps(name, f"its filters have more than {WIDEST} inputs")
             return
@@ -175,6 +180,7 @@ def repair_(
         weight = fit.weight(layer).to(layer.weight)
         if torch.equal(weight, layer.weight):
             keeps(layer.name, "a fit is worse on the images held out")
+            return
         layer.weight.copy_(weight)
         fitted.append(layer.name)
 
@@ -210,18 +216,18 @@ def _keeper(note: Callable[[str], object] | None) -> Callable[[str, str], None]:
     return keeps
 
 
-def _prepare(one: Layer, other: Layer, plan: Plan, since: Plan | None) -> FilterFit | ChannelFit | None:
-    """How a layer is fitted; None if it is not."""
+def _prepare(
+    one: Layer, other: Layer, kept: Mapping[int, Tensor], channels: Tensor | None
+) -> FilterFit | ChannelFit | None:
+    """How a layer is fitted; None if it is not.
+
+    kept: what is left of the axes of its weight. channels: of the second axis, before the cut.
+    """
     device = one.weight.device
-    left = {axis: indices.to(device) for axis, indices in plan.cuts(since).kept.get(other.name, {}).items()}
-    channels = plan.graph.axes.get((other.name, 1))
-    if channels is not None and since is not None:
-        channels = channels[is_kept(channels, since.kept)]
-    if one.linear and channels is not None and bool((channels >= 0).all()):
-        counts = torch.unique(channels, return_counts=True)[1]
-        if int(counts.min()) == int(counts.max()) > 1:
-            order = torch.argsort(channels, stable=True).reshape(counts.numel(), -1)
-            return _by_channel(other.weight, left, order.to(device))
+    left = {axis: indices.to(device) for axis, indices in kept.items()}
+    order = features_of(channels) if one.linear and channels is not None else None
+    if order is not None and order.shape[1] > 1:
+        return _by_channel(other.weight, left, order.to(device))
     if one.reads <= WIDEST:
         return FilterFit(one, _outputs(other, left))
     if one.groups == other.groups == 1 and not one.transposed and other.weight.shape[1] <= WIDEST:

@@ -16,6 +16,7 @@ from secateur.channels.cost import is_kept
 from secateur.channels.labels import Role
 from secateur.errors import InvalidModel
 from secateur.pruning.gates import Gates
+from secateur.pruning.least_squares import features_of
 from secateur.pruning.scores import Score, register, zero_
 
 PLACES = 4096
@@ -179,9 +180,8 @@ def _readers(gates: Gates) -> Iterator[Reader]:
         channels = channels[is_kept(channels, gates.present.kept)]
         order = torch.arange(channels.numel(), device="cpu")[:, None]
         if isinstance(module, nn.Linear):
-            counts = torch.unique(channels, return_counts=True)[1]
-            if bool((channels >= 0).all()) and int(counts.min()) == int(counts.max()):
-                order = torch.argsort(channels, stable=True).reshape(counts.numel(), -1)
+            found = features_of(channels)
+            order = order if found is None else found
             channels = channels[order[:, 0]]
         elif isinstance(module, _ConvTransposeNd):
             channels = channels[: channels.numel() // module.groups]
