@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -111,6 +112,11 @@ def spread(values: list[float], digits: int = 2) -> str:
     """The mean, and the standard deviation if there are several."""
     around = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{mean(values):.{digits}f}{around}"
+
+
+def table(heads: list[str], rows: Iterable[list[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows])
 
 
 def main() -> None:

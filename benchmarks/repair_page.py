@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from evidence import RESULTS, spread
+from evidence import RESULTS, spread, table
 
 from secateur.files import read_json
 
@@ -80,10 +80,6 @@ Made by `secateur prune resnet56-cifar10-ours --retrain-epochs 0 --repair 512 --
 
 def read(pattern: str) -> list[dict[str, Any]]:
     return [{**read_json(path), "file": path.stem} for path in sorted(Path(FOLDER).glob(pattern))]
-
-
-def table(heads: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows])
 
 
 def where(files: list[dict[str, Any]]) -> str:

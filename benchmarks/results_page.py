@@ -5,12 +5,12 @@ Sections without runs are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from evidence import RESULTS, Evidence, read_all, spread
+from evidence import RESULTS, Evidence, read_all, spread, table
 from repair_page import few_images, with_training, without_training
 
 from secateur.files import read_json
@@ -198,10 +198,6 @@ On real CIFAR-10 and CIFAR-100, with the recipes as they come. Accuracy is the l
 percent; where there are several seeds, mean ± standard deviation. Each row is made of files under `results/`, which
 hold the recipe, all settings, the seed, the hardware, the versions, the seconds and the whole trajectory. `make
 results` draws this page from them; the commands behind the runs are in [The paper's experiments](experiments.md)."""
-
-
-def table(heads: list[str], rows: Iterable[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows])
 
 
 def told(runs: list[Evidence]) -> str:
