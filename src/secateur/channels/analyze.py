@@ -21,6 +21,7 @@ from secateur.channels.guard import check_model, explain, undisturbed
 from secateur.channels.labels import Role
 from secateur.channels.reasons import Kind, Reason
 from secateur.channels.settle import settle
+from secateur.channels.subject import Subject
 from secateur.channels.trace import Watch
 from secateur.errors import InvalidModel, InvalidSetting, unknown_name
 
@@ -67,7 +68,7 @@ def analyze(
     if not probe:
         return build()
     say("probing the cuts")
-    return settle(watch, model, build, say)
+    return settle(watch, Subject(model, calls, watch.values_matter), build, say)
 
 
 def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, list[str]]:

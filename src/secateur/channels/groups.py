@@ -139,11 +139,12 @@ class ChannelGraph:
         return self.groups[-1].start + self.groups[-1].size if self.groups else 0
 
     @cached_property
-    def flat(self) -> tuple[Tensor, Tensor]:
-        """The channels of all axes one after another, and at each place the number of its axis."""
+    def flat(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The channels of all axes one after another, and at each place the number of its axis and the index there."""
         lengths = torch.tensor([channels.numel() for channels in self.axes.values()], dtype=torch.long, device="cpu")
         number = torch.repeat_interleave(torch.arange(lengths.numel(), device="cpu"), lengths)
-        return torch.cat([*self.axes.values(), lengths[:0]]), number
+        starts = (lengths.cumsum(0) - lengths)[number]
+        return torch.cat([*self.axes.values(), lengths[:0]]), number, torch.arange(len(number), device="cpu") - starts
 
     def channels_at(self, axes: Iterable[Tensor]) -> Tensor:
         """The channels on axes of the analysis, given by their codes."""

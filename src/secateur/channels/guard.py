@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections import OrderedDict
@@ -126,20 +127,42 @@ def _check_values(tensors: list[tuple[str, Tensor]]) -> None:
 @torch.no_grad()
 def are_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether the sums of these tensors are finite; integers do not count."""
-    sums = [tensor.sum(dtype=torch.float64) for tensor in tensors if tensor.is_floating_point()]
-    return not sums or bool(torch.stack(sums).isfinite().all())
+    tensors = [tensor for tensor in tensors if tensor.is_floating_point()]
+    for dtype in (None, torch.float64):  # a sum in their own precision is faster, but may overflow
+        sums = [tensor.sum(dtype=dtype).double() for tensor in tensors]
+        if not sums or bool(torch.stack(sums).isfinite().all()):
+            return True
+    return False
 
 
-def _as_written() -> AbstractContextManager[Any]:
+def _compiled_as_written() -> AbstractContextManager[Any]:
     """Run compiled functions as written; without any, the compiler is not even loaded."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @contextmanager
-def undisturbed(model: nn.Module, values: bool = True) -> Iterator[None]:
-    """Restore training flags, attributes, tensors and random state on leaving.
+def as_written(model: nn.Module) -> Iterator[None]:
+    """Run compiled code as written, and attention operator by operator, so that both can be watched.
 
-    Meanwhile compiled code runs as written, and attention operator by operator, so that both can be watched.
+    The random state is restored on leaving; compiled calls of the model's modules are not.
+    """
+    tensors = (*model.parameters(), *model.buffers()) if torch.cuda.is_available() else ()
+    devices = sorted({t.device.index for t in tensors if t.device.type == "cuda" and t.device.index is not None})
+    fused = torch.backends.mha.get_fastpath_enabled()
+    with preserved(devices), _compiled_as_written():
+        for module in model.modules():
+            vars(module).pop("_compiled_call_impl", None)
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
+
+
+@contextmanager
+def undisturbed(model: nn.Module, values: bool = True) -> Iterator[None]:
+    """Run a model as written, and restore training flags, attributes, tensors and random state on leaving.
+
     values: whether the values of tensors are restored too.
     """
     modules = list(model.modules())
@@ -153,34 +176,40 @@ def undisturbed(model: nn.Module, values: bool = True) -> Iterator[None]:
     trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.layout is torch.strided]
     contained = [(tensor, tensor.data, tensor.detach().clone()) for tensor in tensors if values]
-    devices = sorted({t.device.index for t in tensors if t.device.type == "cuda" and t.device.index is not None})
-    fused = torch.backends.mha.get_fastpath_enabled()
-    with preserved(devices), _as_written():
-        for module in modules:
-            vars(module).pop("_compiled_call_impl", None)
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
+    try:
+        with as_written(model):
             yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fused)
-            for module, saved in zip(modules, attributes, strict=True):
-                vars(module).clear()
-                vars(module).update(saved)
-            for value, saved in contents:
-                if isinstance(value, list):
-                    value[:] = saved
-                else:
-                    value.clear()
-                    value.update(saved)
-            for parameter, flag in trained:
-                if parameter.requires_grad != flag:
-                    parameter.requires_grad_(flag)
-            for tensor, memory, value in contained:
-                if tensor.data_ptr() != memory.data_ptr():
-                    tensor.data = memory
-                # Not every write counts as a new version, as those to a batch norm's statistics: compare values.
-                if tensor.device.type != "meta" and not torch.equal(tensor, value):
-                    tensor.data.copy_(value)
+    finally:
+        for module, saved in zip(modules, attributes, strict=True):
+            vars(module).clear()
+            vars(module).update(saved)
+        for value, saved in contents:
+            if isinstance(value, list):
+                value[:] = saved
+            elif value or saved:
+                value.clear()
+                value.update(saved)
+        for parameter, flag in trained:
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)
+        for tensor, memory, value in contained:
+            if tensor.data_ptr() != memory.data_ptr():
+                tensor.data = memory
+            # Not every write counts as a new version, as those to a batch norm's statistics: compare values.
+            if tensor.device.type != "meta" and not torch.equal(tensor, value):
+                tensor.data.copy_(value)
+
+
+@contextmanager
+def collecting_later() -> Iterator[None]:
+    """Put garbage collection off: thousands of objects of a copy would be looked at that are gone soon after."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def explain(error: BaseException) -> str:

@@ -100,12 +100,15 @@ class Plan:
     @cached_property
     def remaining(self) -> dict[tuple[str, int], Tensor]:
         """The indices that are left of every axis that loses some."""
-        channels, number = self.graph.flat
-        flags = is_kept(channels, self.kept)
-        lengths = torch.bincount(number)
-        lost = (lengths - torch.bincount(number[flags], minlength=lengths.numel())).tolist()
-        parts = zip(self.graph.axes, flags.split(lengths.tolist()), lost, strict=True)
-        return {axis: part.nonzero()[:, 0] for axis, part, count in parts if count}
+        parts = zip(self.graph.axes.items(), self._indices(True), strict=True)
+        return {axis: part for (axis, whole), part in parts if part.numel() < whole.numel()}
+
+    def _indices(self, stay: bool) -> tuple[Tensor, ...]:
+        """Those of every axis that are left, or those that are not."""
+        channels, number, place = self.graph.flat
+        flags = is_kept(channels, self.kept) == stay
+        counts = torch.bincount(number[flags], minlength=len(self.graph.axes))
+        return place[flags].split(counts.tolist())
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         """What is left of a tensor."""
@@ -163,10 +166,14 @@ class Plan:
 
         The masked network has zeros where the role is "produces" or "passes"; "consumes" is untouched there.
         """
-        for (tensor, axis), indices in self.remaining.items():
-            stays = torch.zeros(self.graph.shapes[tensor][axis], dtype=torch.bool, device="cpu")
-            stays[indices] = True
-            yield tensor, axis, (~stays).nonzero()[:, 0].tolist(), self.graph.roles[tensor, axis].word
+        for tensor, axis, removed, role in self.removed():
+            yield tensor, axis, removed.tolist(), role
+
+    def removed(self) -> Iterator[tuple[str, int, Tensor, str]]:
+        """The same with indices as tensors."""
+        for (tensor, axis), indices in zip(self.graph.axes, self._indices(False), strict=True):
+            if indices.numel():
+                yield tensor, axis, indices, self.graph.roles[tensor, axis].word
 
     def cuts(self, since: Plan | None = None) -> Cuts:
         """What the plan takes out of the network, as plain data.

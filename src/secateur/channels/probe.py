@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import torch
@@ -21,12 +20,12 @@ from torch import Tensor, nn
 
 from secateur.channels.amounts import Amounts, equal_widths, leaves_one, other_ways, parted, unequal_amounts
 from secateur.channels.groups import ChannelGraph, ChannelGroup
-from secateur.channels.guard import explain
+from secateur.channels.guard import collecting_later, explain
 from secateur.channels.plan import Plan
 from secateur.channels.reasons import Kind, Reason
-from secateur.channels.rehearsal import real, run
-from secateur.channels.shapes import ShapesOnly
-from secateur.channels.shrink import copy_model, shrink_
+from secateur.channels.rehearsal import run
+from secateur.channels.shrink import shrink
+from secateur.channels.subject import Subject
 from secateur.channels.verify import NUDGES, compare, precision_for
 from secateur.words import counted
 
@@ -34,8 +33,6 @@ Where = Literal["anywhere", "first", "last"]
 """Which channels of a group to cut."""
 HOLDS_ORIGINAL = "a hook or lambda that holds the model holds the original, make it a method"
 SHARED = Reason(Kind.NOT_COPIED, "it would run layers of the original, since a module keeps a function that calls them")
-HIDES = 1e-3
-"""Tensors with only smaller values would hide differences behind them."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class Failure:
 class Probe:
     """Tries cuts of one network on copies of it."""
 
-    model: nn.Module
+    subject: Subject
     graph: ChannelGraph
     say: Callable[[str], object]
 
@@ -73,12 +70,12 @@ class Probe:
 
     def _shares(self) -> bool:
         """Whether a copy runs layers of the original model, e.g. by a function that holds them in a closure."""
-        if self._is_meta:
+        if self.subject.is_meta:
             return False
-        tensors = [*self.model.parameters(), *self.model.buffers()]
+        tensors = [*self.subject.model.parameters(), *self.subject.model.buffers()]
         addresses = {t.data_ptr() for t in tensors if t.layout is torch.strided and t.numel()}
         with suppress(Exception):
-            return any(seen.addresses & addresses for seen in self._whole)
+            return any(seen.addresses & addresses for seen in self.subject.whole)
         return False
 
     def first_failure(self) -> Failure | None:
@@ -96,12 +93,14 @@ class Probe:
         apart = [amounts for amounts in parted(unequal[0], self.graph.padded) if any(amounts.values())]
         compared = [*unequal[:-1], *apart]
         shapes: list[Amounts] = [dict.fromkeys(equal, 1), unequal[-1]]
-        if self._is_meta:
+        if self.subject.is_meta:
             return [(self.runs, amounts, "anywhere") for amounts in (*shapes, *compared, equal)]
         alike = [equal] if any(equal.values()) else []
         if leaves_one(self._groups, unequal[0]):
             alike.append(unequal[-1])
         ways = other_ways(self._groups, self.graph.frozen, self.graph.shapes)
+        # Where numbers agree, it does not matter which way the code goes.
+        ways = [amounts for n, amounts in enumerate(ways) if amounts not in (*compared, *alike, *ways[:n])]
         return [
             *((self.runs, amounts, "anywhere") for amounts in shapes),
             *((self.agrees, amounts, "anywhere") for amounts in compared),
@@ -116,7 +115,7 @@ class Probe:
         groups = [group for group in self._groups if group.has_any(channels)]
         unequal = unequal_amounts(self._groups)
         ways = [unequal[0], *([unequal[-1]] if leaves_one(groups, unequal[0]) else [])]
-        attempts = [self.runs] if self._is_meta else [self.runs, self.roughly_agrees]
+        attempts = [self.runs] if self.subject.is_meta else [self.runs, self.roughly_agrees]
         plans = [self._plan(groups, amounts) for amounts in ways]
         return next((failure for plan in plans for attempt in attempts if (failure := attempt(plan))), None)
 
@@ -124,33 +123,31 @@ class Probe:
     def _groups(self) -> list[ChannelGroup]:
         return [group for group in self.graph.groups if group.size > group.at_least]
 
-    @property
-    def _is_meta(self) -> bool:
-        return next(self.model.parameters()).device.type == "meta"
-
     def _plan(self, groups: Sequence[ChannelGroup], amounts: Amounts, where: Where = "anywhere") -> Plan:
         generator = torch.Generator().manual_seed(len(groups))
-        kept = self.graph.all_kept()
+        removed = []
         for group in groups:
             order = torch.arange(group.size, device="cpu")
             if where == "anywhere":
                 order = torch.randperm(group.size, generator=generator, device="cpu")
             elif where == "last":
                 order = order.flip(0)
-            kept[group.start + order[: amounts[group.name]]] = False
+            removed.append(group.start + order[: amounts[group.name]])
+        kept = self.graph.all_kept()
+        kept[torch.cat(removed or [kept.nonzero()[:0, 0]])] = False
         return Plan(self.graph, kept)
 
+    @collecting_later()
     def runs(self, plan: Plan) -> Failure | None:
         """Whether the shrunk network runs."""
-        work = shrink_(copy_model(self.model), plan)
-        for mode, (example, *_) in self.graph.calls.items():
+        with suppress(Exception):
+            self.subject.runs_of(plan)
+            return None
+        # Some operators fail on zeros: only an error with the arithmetic counts.
+        work = shrink(self.subject.template, plan)
+        for mode, (example, *_) in self.subject.calls.items():
             try:
-                try:
-                    with ShapesOnly():
-                        run(work, example, mode, values=False)
-                except Exception:
-                    # Some operators fail on zeros: only an error with the arithmetic counts.
-                    run(work, example, mode)
+                run(work, example, mode)
             except Exception as error:
                 # Any error of the user's forward pass is an answer.
                 if plan.remaining:
@@ -158,39 +155,33 @@ class Probe:
                 return Failure(Reason(Kind.NOT_COPIED, f"{explain(error)} ({HOLDS_ORIGINAL})"))
         return None
 
+    @collecting_later()
     def goes_alike(self, plan: Plan) -> Failure | None:
         """Whether the shrunk network runs the same operators; if it does not, whether it computes the same."""
         try:
-            cut = self._watched(shrink_(copy_model(self.model), plan))
-            same = [seen.names for seen in cut] == [seen.names for seen in self._whole]
+            cut, whole = self.subject.runs_of(plan), self.subject.whole
+            same = [seen.operators for seen in cut] == [seen.operators for seen in whole]
         except Exception:
             # An error that is not due to missing values shows up in the comparison too.
             same = False
         return None if same else self.agrees(plan)
 
-    @cached_property
-    def _whole(self) -> list[ShapesOnly]:
-        return self._watched(copy_model(self.model))
-
-    def _watched(self, model: nn.Module) -> list[ShapesOnly]:
-        """What the network runs in each mode, without the arithmetic."""
-        found = []
-        for mode, (example, *_) in self.graph.calls.items():
-            with ShapesOnly() as seen:
-                run(model, example, mode, values=False)
-            found.append(seen)
-        return found
-
+    @collecting_later()
     def roughly_agrees(self, plan: Plan) -> Failure | None:
         """The same in half the time, where differences are large if there are any."""
-        return self.agrees(plan, torch.float32, nudges=0) and self.agrees(plan)
+        if self.subject.agrees_on_smaller(plan, torch.float32):
+            return None
+        return self._compare(plan, torch.float32, nudges=0) and self._compare(plan)
 
-    def agrees(self, plan: Plan, precision: torch.dtype | None = None, nudges: int = NUDGES) -> Failure | None:
+    @collecting_later()
+    def agrees(self, plan: Plan) -> Failure | None:
         """Whether the shrunk network computes what the masked one does."""
+        return None if self.subject.agrees_on_smaller(plan, precision_for(self.graph)) else self._compare(plan)
+
+    def _compare(self, plan: Plan, precision: torch.dtype | None = None, nudges: int = NUDGES) -> Failure | None:
         precision = precision or precision_for(self.graph)
         try:
-            calls = self.graph.calls
-            result = compare(self.model, plan, calls, precision=precision, prepare=perturb_, nudges=nudges)
+            result = compare(self.subject.perturbed, plan, self.subject.calls, precision=precision, nudges=nudges)
         except Exception as error:
             return Failure(Reason(Kind.FIXED_SIZE, explain(error)), _running(error))
         if plan.exact and not result.agrees:
@@ -256,18 +247,3 @@ def _running(error: BaseException) -> str | None:
     modules = [module for module in running if isinstance(module, nn.Module)]
     names = {id(module): name for name, module in modules[0].named_modules()} if modules else {}
     return next((names[id(module)] for module in reversed(modules) if id(module) in names), None)
-
-
-@torch.no_grad()
-def perturb_(model: nn.Module) -> None:
-    """Move every weight a little, so that zero-initialised branches cannot hide a wrong cut.
-
-    Towards zero and in proportion, so that values below one stay below one, and masks of -1e9 or -inf do not dominate.
-    Layer scales of 1e-5 count as zero.
-    """
-    generator = torch.Generator(device="cpu").manual_seed(0)
-    for tensor in map(real, [*model.parameters(), *model.buffers()]):
-        if tensor.is_floating_point() and tensor.numel():
-            noise = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype, device="cpu").to(tensor.device)
-            hides = (tensor == 0) | (tensor.abs().max() < HIDES)
-            tensor.copy_(torch.where(hides, 0.05 * noise, tensor * (1 - 0.1 * noise)))

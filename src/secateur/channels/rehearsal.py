@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from secateur.channels.example import Example, tensors_within
-from secateur.channels.guard import undisturbed
-from secateur.channels.shapes import PRODUCTS, EagerMode, has_mask
+from secateur.channels.guard import as_written, undisturbed
+from secateur.channels.shapes import PRODUCTS, EagerMode, has_mask, numbers, shape_only, skipped
 from secateur.randomness import seed_all
 
 CHOICES = ("topk", "sort", "argmax", "argmin", "torchvision::nms")
@@ -74,12 +74,17 @@ class Outcome:
 
 
 class Record(EagerMode):
-    """Records products and choices, and replaces random numbers by their mean: dropout does nothing."""
+    """Records operators, products and choices, and replaces random numbers by their mean: dropout does nothing."""
 
-    def __init__(self, precision: torch.dtype | None) -> None:
+    def __init__(self, precision: torch.dtype | None = None) -> None:
+        """precision: replaces a lower one that the code asks for, as x.half() does."""
         super().__init__()
         self.precision = precision
         self.steps: list[Product | Choice] = []
+        self.operators: list[tuple[Any, ...]] = []
+        """Every operator that was run, with the numbers it was given."""
+        self.shapes: list[list[torch.Size]] = []
+        """Of their results."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
@@ -92,18 +97,36 @@ class Record(EagerMode):
         if name in SHIFTED and "out" not in kwargs:
             # The product alone: subtracting the summand would leave its rounding. A summand with weight 0 may be
             # uninitialised memory.
-            product = func(*args, **{**kwargs, "beta": 0})
+            product = self._operate(name, func, args, {**kwargs, "beta": 0})
             beta = kwargs.get("beta", 1)
             out = product + beta * args[0] if beta else product
+        elif trained is None:
+            out = self._operate(name, func, args, kwargs)
         else:
-            out = func(*args, **kwargs) if trained is None else func(*args[:trained], False)
+            out = func(*args[:trained], False)
         self._take_chance_out(name, out, args)
+        self._note(name, func, args, kwargs, out, product)
+        return out
+
+    def _operate(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs)
+
+    def _note(
+        self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, product: Tensor | None
+    ) -> None:
+        values = _flat((*args, *kwargs.values()))
+        self.operators.append((name, *numbers(name, args, values)))
+        self.shapes.append([value.shape for value in _flat((out,)) if isinstance(value, Tensor)])
+        self._note_values(name, func, args, values, out, product)
+
+    def _note_values(
+        self, name: str, func: Any, args: tuple[Any, ...], values: list[Any], out: Any, product: Tensor | None
+    ) -> None:
         if name in CHOICES or (torch.Tag.dynamic_output_shape in func.tags and (name != "index" or has_mask(args[1]))):
             picked = tuple(t for t in tensors_within((args, out)) if not t.is_floating_point())
             self.steps.append(Choice(_sums(args[0]), args[0].shape, picked))
         elif name in PRODUCTS:
             self.steps.append(Product(SHIFTED.get(name, name), _sums(out if product is None else product)))
-        return out
 
     def _take_chance_out(self, name: str, out: Any, args: tuple[Any, ...]) -> None:
         if name in MEANS:
@@ -116,6 +139,30 @@ class Record(EagerMode):
             out.fill_(sum((*args[1:], *(0.0, 1.0)[len(args) - 1 :])) / 2)
         elif name == "normal_":
             out.fill_(args[1] if len(args) > 1 else 0.0)
+
+
+class ShapesOnly(Record):
+    """Without the arithmetic: convolutions and matrix products give zeros."""
+
+    def __init__(self, bare: bool = False) -> None:
+        """bare: norms and activations in evaluation mode do nothing, too, where no code reads values."""
+        super().__init__()
+        self.bare = bare
+        self.addresses: set[int] = set()
+        """Memory addresses of what the operators were given."""
+
+    def _operate(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = (skipped(name, args) if self.bare else None) if name not in PRODUCTS else shape_only(name, args)
+        return func(*args, **kwargs) if result is None else result
+
+    def _note_values(self, name: str, func: Any, args: Any, values: list[Any], out: Any, product: Any) -> None:
+        given = (value for value in values if isinstance(value, Tensor))
+        self.addresses |= {tensor.data_ptr() for tensor in given if tensor.layout is torch.strided and tensor.numel()}
+
+
+def _flat(values: tuple[Any, ...]) -> list[Any]:
+    """What an operator is given or gives: values, and lists of them."""
+    return [entry for value in values for entry in (value if isinstance(value, (list, tuple)) else (value,))]
 
 
 def _is_coarser(dtype: torch.dtype, precision: torch.dtype) -> bool:
@@ -134,14 +181,21 @@ def real(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def run(
-    model: nn.Module, example: Example, mode: str, values: bool = True, precision: torch.dtype | None = None
+    model: nn.Module,
+    example: Example,
+    mode: str,
+    record: Record | None = None,
+    *,
+    values: bool = True,
+    last: bool = False,
 ) -> Outcome:
     """A forward pass in evaluation or training mode, without dropout.
 
     values: whether the values of the model's tensors are restored.
-    precision: replaces a lower one that the code asks for, as x.half() does.
+    last: the model is of no use after that, and nothing of it is restored.
     """
-    with undisturbed(model, values), Record(precision) as record:
+    record = record or Record()
+    with as_written(model) if last else undisturbed(model, values), record:
         model.train(mode == "train")
         for module in model.modules():
             named = "drop" in type(module).__name__.lower() or type(module).__name__ == "StochasticDepth"

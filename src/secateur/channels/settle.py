@@ -12,11 +12,12 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from secateur.channels.attributes import Border, Name, Place
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.probe import Failure, Probe
+from secateur.channels.subject import Subject
 from secateur.channels.trace import Watch
 
 Attribute = tuple[type, str]
@@ -24,17 +25,17 @@ Attribute = tuple[type, str]
 
 
 def settle(
-    watch: Watch, model: nn.Module, build: Callable[..., ChannelGraph], say: Callable[[str], object]
+    watch: Watch, subject: Subject, build: Callable[..., ChannelGraph], say: Callable[[str], object]
 ) -> ChannelGraph:
     """The graph of what can be cut, with the attributes that follow; `build` makes it from assumed attributes."""
-    search = Search(watch, model, build, say)
+    search = Search(watch, subject, build, say)
     graph, failure = search.fix_failures()
     more = search.find_borders(graph)
     if more is not graph:
-        graph, failure = more, Probe(model, more, say).first_failure()
+        graph, failure = more, Probe(subject, more, say).first_failure()
     if failure is None:
         return graph
-    failures = Probe(model, graph, say).failures()
+    failures = Probe(subject, graph, say).failures()
     for group in graph.groups:
         if group.name in failures:
             for member in group.members:
@@ -48,14 +49,14 @@ class Search:
     """Looks for attributes that count channels, one class of modules after the other."""
 
     def __init__(
-        self, watch: Watch, model: nn.Module, build: Callable[..., ChannelGraph], say: Callable[[str], object]
+        self, watch: Watch, subject: Subject, build: Callable[..., ChannelGraph], say: Callable[[str], object]
     ) -> None:
         self.watch = watch
-        self.model = model
+        self.subject = subject
         self.say = say
         self.accepted: set[Attribute] = set()
         self._build = build
-        self._modules = dict(model.named_modules())
+        self._modules = dict(subject.model.named_modules())
 
     @cached_property
     def candidates(self) -> dict[type, list[tuple[Name, Place]]]:
@@ -78,7 +79,7 @@ class Search:
         return self._build(assumed=listed)
 
     def _probe(self, graph: ChannelGraph) -> Probe:
-        return Probe(self.model, graph, self.say)
+        return Probe(self.subject, graph, self.say)
 
     def _attributes(self, kind: type) -> list[Attribute]:
         return list(dict.fromkeys((kind, name.attribute) for name, _ in self.candidates[kind]))

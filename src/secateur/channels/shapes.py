@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm")
 """The operators that multiply and add."""
 SIZED = ("view", "shape", "expand", "slice", "split", "narrow", "select", "strided", "repeat", "empty", "zeros", "ones")
 """Parts of the names of operators whose integers are sizes or positions, which change with the width."""
+IN_PLACE = ("relu_", "hardtanh_", "silu_", "leaky_relu_", "hardswish_")
+"""Activations that write into what they are given."""
+FEW = 16
+"""Numbers in a tensor that are compared one by one."""
 
 
 class EagerMode(TorchDispatchMode):
@@ -46,6 +50,18 @@ def shape_only(operator: str, args: tuple[Any, ...]) -> Tensor | None:
     return None
 
 
+def skipped(operator: str, args: tuple[Any, ...]) -> Any:
+    """What an operator gives that leaves shapes as they are, without its arithmetic; None for others."""
+    if operator in IN_PLACE:
+        return args[0]
+    if operator == "native_batch_norm":
+        data, *vectors, training, _, _ = args
+        fits = all(vector is None or vector.shape == data.shape[1:2] for vector in vectors)
+        if fits and not training:
+            return torch.zeros_like(data), data.new_empty(0), data.new_empty(0)
+    return None
+
+
 def memory_format(tensor: Tensor) -> torch.memory_format:
     """Contiguous or channels_last, whichever the tensor has."""
     if not tensor.is_contiguous():
@@ -61,34 +77,23 @@ def channels_last(tensor: Tensor) -> Tensor:
     return tensor if wanted is None else tensor.contiguous(memory_format=wanted)
 
 
-def _numbers(operator: str, args: tuple[Any, ...], values: list[Any]) -> list[Any]:
-    """Arguments that do not depend on the width: kernel sizes, strides, factors and so on."""
+@cache
+def is_sized(operator: str) -> bool:
+    return any(word in operator for word in SIZED)
+
+
+def numbers(operator: str, args: tuple[Any, ...], values: list[Any]) -> list[Any]:
+    """Arguments that do not depend on the width: kernel sizes, strides, factors and so on.
+
+    values: all that the operator was called with, those in lists among them.
+    """
     if operator == "convolution":
         return [args[1].shape[2:], *args[3:6]]
-    kinds = float if any(word in operator for word in SIZED) else (int, float, str)
+    if operator == "lift_fresh":
+        known = args[0].numel() <= FEW and args[0].device.type != "meta"
+        return args[0].flatten().tolist() if known else []  # what torch.tensor was called with
+    kinds = float if is_sized(operator) else (int, float, str)
     return [value for value in values if isinstance(value, kinds)]
-
-
-class ShapesOnly(EagerMode):
-    """Run a network without its arithmetic: convolutions and matrix products give zeros."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-        """The operators that were run."""
-        self.addresses: set[int] = set()
-        """Memory addresses of their arguments."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = func._schema.name
-        values = tree_leaves((args, kwargs))
-        given = (value for value in values if isinstance(value, Tensor))
-        self.addresses |= {tensor.data_ptr() for tensor in given if tensor.layout is torch.strided and tensor.numel()}
-        operator = name.partition("::")[2]
-        self.names.append(f"{name}{_numbers(operator, args, values)}")
-        result = shape_only(operator, args)
-        return func(*args, **kwargs) if result is None else result
 
 
 def has_mask(indices: list[Tensor | None]) -> bool:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from secateur.channels.example import Calls, Example, in_precision
 from secateur.channels.groups import ChannelGraph, ChannelGroup
-from secateur.channels.guard import check_example, explain
+from secateur.channels.guard import check_example, check_module, explain
 from secateur.channels.plan import Plan
-from secateur.channels.rehearsal import Choice, Outcome, Product, real, run
-from secateur.channels.shrink import check_plan, copy_model, shrink_, tensors_of
+from secateur.channels.rehearsal import Choice, Outcome, Product, Record, real, run
+from secateur.channels.shrink import check_plan, copy_with, shrunk, tensors_of
 from secateur.errors import InvalidModel, NotEquivalent, SecateurError
 from secateur.words import counted
 
@@ -72,9 +72,9 @@ def mask_(model: nn.Module, plan: Plan) -> nn.Module:
     """Zero every slice that the plan removes, except those that only consume."""
     check_plan(model, plan)
     tensors = tensors_of(model)
-    for tensor, axis, removed, role in plan.slices():
+    for name, axis, removed, role in plan.removed():
         if role != "consumes":
-            tensors[tensor].index_fill_(axis, torch.tensor(removed, device=tensors[tensor].device), 0)
+            tensors[name][(slice(None),) * axis + (removed.to(tensors[name].device),)] = 0
     return model
 
 
@@ -84,6 +84,7 @@ def verify(model: nn.Module, plan: Plan, example: Any) -> Verification:
     Raises `NotEquivalent`, naming the groups, if they differ by more than rounding, unless the plan touches groups that
     were admitted as inexact.
     """
+    check_module(model)
     call = Example.of(example)
     check_example(model, call)
     calls: Calls = {"eval": [call], "train": [call.repeated(), call]}
@@ -147,39 +148,41 @@ def compare(
     calls: Calls,
     *,
     precision: torch.dtype = torch.float64,
-    prepare: Callable[[nn.Module], None] | None = None,
     nudges: int = NUDGES,
+    record: Callable[[torch.dtype], Record] = Record,
 ) -> Verification:
-    """Masked against shrunk on a copy of the model, after `prepare`.
+    """Masked against shrunk, on copies of the model.
 
     nudges: how often at most to try what rounding does to a result that differs; with 0 it counts as it is.
+    record: makes what watches each pass: first masked in every mode, then shrunk.
     """
-    work = _masked(model, plan, precision, prepare)
+    work = _masked(model, plan, precision)
     masked: dict[str, tuple[Example, Outcome]] = {}
     for mode, examples in calls.items():
         for example in examples:
             cast = example.to(precision)
             try:
-                masked[mode] = cast, run(work, cast, mode, precision=precision)
+                last = example is [*calls.values()][-1][-1]
+                masked[mode] = cast, run(work, cast, mode, record(precision), last=last)
                 break
             except Exception as error:
                 # Nothing has been cut yet: the model cannot run in double precision, or cannot train on this example.
                 if mode == "eval":
                     if precision == torch.float64:
-                        return compare(model, plan, calls, precision=torch.float32, prepare=prepare, nudges=nudges)
+                        return compare(model, plan, calls, precision=torch.float32, nudges=nudges)
                     raise InvalidModel("the model does not run on this example", got=explain(error)) from error
     single = None
     if precision == torch.float64 and masked.keys() != calls.keys():
         rest = {mode: examples for mode, examples in calls.items() if mode not in masked}
-        single = compare(model, plan, rest, precision=torch.float32, prepare=prepare, nudges=nudges)
-    shrink_(work, plan)
+        single = compare(model, plan, rest, precision=torch.float32, nudges=nudges)
+    work = _shrunk(model, plan, precision)
     leaves_one = any(indices.numel() == 1 for indices in plan.remaining.values())
     gaps: list[Gap] = []
     count = 0
     chosen = False
     for mode, (cast, expected) in masked.items():
-        got = run(work, cast, mode, precision=precision)
-        more = _nudged(lambda: _masked(model, plan, precision, prepare), cast, mode, precision)
+        got = run(work, cast, mode, record(precision), last=mode == [*masked][-1])
+        more = _nudged(lambda: _masked(model, plan, precision), cast, mode, precision)
         if leaves_one and (spared := _spared(expected, got, TOLERANCES[precision])):
             expected, more = expected.without(spared), (each.without(spared) for each in more)
         found, compared, led = _differences(expected, got, islice(more, nudges), TOLERANCES[precision])
@@ -230,13 +233,27 @@ def _differences(
     return [*found, *steps], ours if expected.blind else expected.outputs, expected.blind
 
 
-def _masked(
-    model: nn.Module, plan: Plan, precision: torch.dtype, prepare: Callable[[nn.Module], None] | None
-) -> nn.Module:
-    work = copy_model(model)._apply(lambda tensor: in_precision(tensor, precision))
-    if prepare is not None:
-        prepare(work)
-    return mask_(work, plan)
+def _masked(model: nn.Module, plan: Plan, precision: torch.dtype) -> nn.Module:
+    contents = ((tensor, _cast(tensor.data, precision)) for tensor in tensors_of(model).values())
+    copied = copy_with(model, [(tensor, data) for tensor, data in contents if data is not None])
+    return mask_(_cast_rest_(copied, precision), plan)
+
+
+def _shrunk(model: nn.Module, plan: Plan, precision: torch.dtype) -> nn.Module:
+    return _cast_rest_(shrunk(model, plan, lambda tensor: _cast(tensor, precision)), precision)
+
+
+def _cast(tensor: Tensor, precision: torch.dtype) -> Tensor | None:
+    """The tensor in that precision, None if it is so already."""
+    cast = in_precision(tensor, precision)
+    return None if cast is tensor else cast
+
+
+def _cast_rest_(model: nn.Module, precision: torch.dtype) -> nn.Module:
+    """Let modules cast what they know of, where they do more than all do."""
+    if any(type(module)._apply is not nn.Module._apply for module in model.modules()):
+        model._apply(lambda tensor: in_precision(tensor, precision))
+    return model
 
 
 def _may_be_rounding(gaps: Sequence[Gap], tolerance: float) -> bool:
@@ -254,7 +271,7 @@ def _nudged(masked: Callable[[], nn.Module], example: Example, mode: str, precis
             if tensor.is_floating_point():
                 noise = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype, device="cpu")
                 tensor.mul_(1 + 4 * torch.finfo(tensor.dtype).eps * noise.to(tensor.device))
-        yield run(work, example, mode, precision=precision)
+        yield run(work, example, mode, Record(precision))
 
 
 def _choose_otherwise(expected: Outcome, got: Outcome) -> bool:

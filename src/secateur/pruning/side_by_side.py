@@ -135,7 +135,11 @@ class _Runner(Thread):
     def __init__(self, model: nn.Module, batch: Example, waits_after: bool) -> None:
         super().__init__(daemon=True)
         # Modules of its own, since a network may keep something on them from one layer to another; the same tensors.
-        self.model, self.batch, self.waits_after = copy_model(model, tensors_of(model).values()), batch, waits_after
+        self.model, self.batch, self.waits_after = (
+            copy_model(model, {id(t): t for t in tensors_of(model).values()}),
+            batch,
+            waits_after,
+        )
         self.found: Queue[Layer | BaseException | None] = Queue()
         self.goes_on: Queue[bool] = Queue()
         self.start()
