@@ -8,7 +8,7 @@ from miniature_images import COLOURS, dataset_of, save, write_camvid
 from PIL import Image
 
 from secateur.data.camvid import camvid
-from secateur.data.images import compose
+from secateur.data.maps import compose
 
 
 def test_frames_and_classes(tmp_path: Path) -> None:

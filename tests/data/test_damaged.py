@@ -25,7 +25,7 @@ from scipy.io import savemat
 from secateur.data.camvid import CAMVID, camvid
 from secateur.data.cub import CUB200, cub200
 from secateur.data.folders import CLASS_FOLDERS, IMAGENET, TINY_IMAGENET, class_folders, imagenet, tiny_imagenet
-from secateur.data.images import Maps
+from secateur.data.maps import Maps
 from secateur.data.pets import PETS, pets, pets_segmentation
 from secateur.data.voc import VOC2011_SBD, voc2011_sbd
 from secateur.errors import InvalidData
@@ -210,7 +210,7 @@ def change(path: Path, content: Any) -> None:
 
 def read_all(read: Callable[[Path], Any], folder: Path) -> None:
     for loader in read(folder):
-        if isinstance(loader.dataset, Maps):
+        if isinstance(getattr(loader, "dataset", None), Maps):
             list(loader)
 
 

@@ -8,7 +8,7 @@ import torch
 from miniature_images import dataset_of, write_sbd_map, write_voc2011_sbd, write_voc_map
 from PIL import Image
 
-from secateur.data.images import compose
+from secateur.data.maps import compose
 from secateur.data.voc import voc2011_sbd
 from secateur.errors import InvalidSetting
 

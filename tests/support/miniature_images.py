@@ -3,6 +3,7 @@
 Every function writes below `folder`; sizes are width and height.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy as np
 from PIL import Image
 from scipy.io import savemat
 from scipy.sparse import csc_matrix
+from torch import Tensor
 from torch.utils.data import DataLoader
 
-from secateur.data.images import Images, Maps
+from secateur.data.maps import Maps
+from secateur.data.photos import Photos
 
 Size = tuple[int, int]
 
@@ -20,10 +23,28 @@ COLOURS = [(220, 40, 40), (40, 200, 60), (50, 70, 220), (220, 200, 40), (200, 60
 DEVKIT = "ILSVRC2012_devkit_t12/data"
 
 
-def dataset_of(loader: DataLoader) -> Any:
-    """The images that a loader makes batches of."""
-    assert isinstance(loader.dataset, Images | Maps)
-    return loader.dataset
+def dataset_of(batches: Photos | DataLoader) -> Any:
+    """The images that batches are made of, with paths and targets, and each by its index."""
+    if isinstance(batches, Photos):
+        return OneByOne(batches)
+    assert isinstance(batches.dataset, Maps)
+    return batches.dataset
+
+
+class OneByOne:
+    """Photographs as a dataset; random views are drawn from torch's global random numbers."""
+
+    def __init__(self, photos: Photos) -> None:
+        self.photos, self.paths, self.targets = photos, photos.paths, photos.targets
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        lists = {name: getattr(self.photos, name) for name in ("paths", "targets", "boxes")}
+        one = replace(self.photos, **{name: items and [items[index]] for name, items in lists.items()})
+        ((images, labels),) = one
+        return images[0], int(labels)
 
 
 def write_class_folders(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader
 
-from secateur.data.images import VOID, Maps, compose, loaders, read_map
+from secateur.data.decode import read_map
 from secateur.data.layout import Layout
+from secateur.data.maps import VOID, Maps, compose, loaders
 from secateur.extras import import_extra
 
 CAMVID = Layout(

@@ -7,10 +7,9 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader
-
-from secateur.data.images import Images, for_testing, for_training, loaders
 from secateur.data.layout import Layout
+from secateur.data.photos import Photos
+from secateur.data.views import Crops
 
 CUB200 = Layout(
     "CUB-200-2011",
@@ -28,7 +27,7 @@ CUB_200_2011/
 )
 
 
-def cub200(folder: str | Path, batch_size: int = 64, boxes: bool = False) -> tuple[DataLoader, DataLoader]:
+def cub200(folder: str | Path, batch_size: int = 64, boxes: bool = False) -> tuple[Photos, Photos]:
     """5,994 images for training and 5,794 for testing; with `boxes` cropped to the box around the bird.
 
     Images are resized to 256x256 and cropped to 224x224: randomly, with random flips, or in the middle.
@@ -41,19 +40,21 @@ def cub200(folder: str | Path, batch_size: int = 64, boxes: bool = False) -> tup
     places = _boxes(folder / "bounding_boxes.txt", names) if boxes else None
     paths = CUB200.named_files(folder / "images", list(names.values()), folder / "images.txt")
 
-    def part(in_training: int, transform: Callable[[Any], Any]) -> Images:
+    def part(in_training: int) -> Photos:
         images = [(i, path) for i, path in zip(names, paths, strict=True) if chosen[i] == in_training]
         if not images:
             raise CUB200.damaged(folder / "train_test_split.txt", f"no image with {in_training}")
-        return Images(
+        return Photos(
             [path for _, path in images],
             [labels[i] - 1 for i, _ in images],
-            transform,
             CUB200,
-            [places[i] for i, _ in images] if places is not None else None,
+            Crops(random=bool(in_training)),
+            batch_size,
+            shuffle=bool(in_training),
+            boxes=[places[i] for i, _ in images] if places is not None else None,
         )
 
-    return loaders(part(1, for_training()), part(0, for_testing()), batch_size)
+    return part(1), part(0)
 
 
 def _by_image(path: Path, **columns: Callable[[str], Any]) -> dict[int, tuple[Any, ...]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from torch.utils.data import DataLoader
-
-from secateur.data.images import Images, Unlabelled, for_testing, for_training, loaders
 from secateur.data.layout import Layout
 from secateur.data.matlab import read_mat
+from secateur.data.photos import Photos, photos
+from secateur.data.views import Crops
 from secateur.words import counted
 
 CLASS_FOLDERS = Layout(
@@ -68,29 +68,25 @@ tiny-imagenet-200/
 )
 
 
-def class_folders(folder: str | Path, batch_size: int = 64, size: int = 224) -> tuple[DataLoader, DataLoader]:
+def class_folders(folder: str | Path, batch_size: int = 64, size: int = 224) -> tuple[Photos, Photos]:
     """A user's own images; classes are numbered in the order of their names."""
     folder, resized = Path(folder), round(size * 256 / 224)
     classes = _classes(folder / "train", CLASS_FOLDERS)
     train = _labelled(((folder / "train" / name, i) for i, name in enumerate(classes)), CLASS_FOLDERS)
     test = _test_folders(CLASS_FOLDERS.find(folder, "val", "test"), classes, CLASS_FOLDERS)
-    return loaders(
-        Images(*train, for_training(size, resized), CLASS_FOLDERS),
-        Images(*test, for_testing(size, resized), CLASS_FOLDERS),
-        batch_size,
-    )
+    return photos(train, test, CLASS_FOLDERS, Crops(size, resized), batch_size)
 
 
-def images(folder: str | Path, batch_size: int = 64) -> tuple[DataLoader, DataLoader]:
+def images(folder: str | Path, batch_size: int = 64) -> tuple[Photos, Photos]:
     """A user's own images without labels: the same ones shuffled, and in the order of their paths.
 
     They are resized to 256x256 and cropped to the 224x224 in the middle.
     """
-    found = Unlabelled(IMAGES.images_below(Path(folder)), for_testing(), IMAGES)
-    return loaders(found, found, batch_size)
+    found = Photos(IMAGES.images_below(Path(folder)), None, IMAGES, Crops(), batch_size)
+    return replace(found, shuffle=True), found
 
 
-def imagenet(folder: str | Path, batch_size: int = 256) -> tuple[DataLoader, DataLoader]:
+def imagenet(folder: str | Path, batch_size: int = 256) -> tuple[Photos, Photos]:
     """1.28 million images for training and 50,000 for testing; classes are numbered in the order of their names.
 
     Images are resized to 256x256 and cropped to 224x224: randomly, with random flips, or in the middle.
@@ -102,10 +98,10 @@ def imagenet(folder: str | Path, batch_size: int = 256) -> tuple[DataLoader, Dat
         test = _test_folders(folder / "val", classes, IMAGENET)
     else:
         test = _flat_validation(folder, classes)
-    return loaders(Images(*train, for_training(), IMAGENET), Images(*test, for_testing(), IMAGENET), batch_size)
+    return photos(train, test, IMAGENET, Crops(), batch_size)
 
 
-def tiny_imagenet(folder: str | Path, batch_size: int = 128) -> tuple[DataLoader, DataLoader]:
+def tiny_imagenet(folder: str | Path, batch_size: int = 128) -> tuple[Photos, Photos]:
     """100,000 images for training and 10,000 for testing; classes are numbered in the order of their names.
 
     They keep their 64x64 pixels; for training they are shifted by up to 4 pixels and randomly flipped.
@@ -117,11 +113,7 @@ def tiny_imagenet(folder: str | Path, batch_size: int = 128) -> tuple[DataLoader
     folder = names.parent
     train = _labelled(((folder / "train" / name / "images", i) for i, name in enumerate(classes)), TINY_IMAGENET)
     test = _annotated(folder / "val", classes)
-    return loaders(
-        Images(*train, for_training(64, 64, padding=4), TINY_IMAGENET),
-        Images(*test, for_testing(64, 64), TINY_IMAGENET),
-        batch_size,
-    )
+    return photos(train, test, TINY_IMAGENET, Crops(64, 64, padding=4), batch_size)
 
 
 def _classes(folder: Path, layout: Layout) -> list[str]:

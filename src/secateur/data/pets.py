@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from torch.utils.data import DataLoader
 
-from secateur.data.images import Images, Maps, compose, for_testing, for_training, loaders, read_map
+from secateur.data.decode import read_map
 from secateur.data.layout import Layout
+from secateur.data.maps import Maps, compose, loaders
+from secateur.data.photos import Photos, photos
+from secateur.data.views import Crops
 from secateur.extras import import_extra
 
 PETS = Layout(
@@ -28,17 +29,13 @@ annotations/
 NUM_BREEDS = 37
 
 
-def pets(folder: str | Path, batch_size: int = 64) -> tuple[DataLoader, DataLoader]:
+def pets(folder: str | Path, batch_size: int = 64) -> tuple[Photos, Photos]:
     """The breeds: 3,680 images for training and 3,669 for testing.
 
     Images are resized to 256x256 and cropped to 224x224: randomly, with random flips, or in the middle.
     """
-
-    def part(names_file: str, transform: Callable[[Any], Any]) -> Images:
-        images, breeds = _listed(Path(folder), names_file, "images", ".jpg")
-        return Images(images, breeds, transform, PETS)
-
-    return loaders(part("trainval.txt", for_training()), part("test.txt", for_testing()), batch_size)
+    train, test = (_listed(Path(folder), names_file, "images", ".jpg") for names_file in ("trainval.txt", "test.txt"))
+    return photos(train, test, PETS, Crops(), batch_size)
 
 
 def pets_segmentation(folder: str | Path, batch_size: int = 16, size: int = 128) -> tuple[DataLoader, DataLoader]:

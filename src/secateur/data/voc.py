@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from secateur.data.images import VOID, Maps, compose, loaders, read_map
+from secateur.data.decode import read_map
 from secateur.data.layout import Layout, names_in
+from secateur.data.maps import VOID, Maps, compose, loaders
 from secateur.data.matlab import read_mat
 from secateur.errors import InvalidSetting
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from secateur.data.arrays import Arrays
 from secateur.data.catalog import Dataset, find_dataset
+from secateur.data.photos import Photos
 from secateur.errors import InvalidData, InvalidModel, InvalidSetting, SecateurError
 from secateur.models.lookup import check_callable, find_builder, find_callable, find_model
 from secateur.nested import map_tensors
@@ -49,8 +50,7 @@ class Job:
 
     def to(self, device: torch.device) -> Job:
         moved = map_tensors(self.example, lambda tensor: tensor.to(device))
-        train = self.task.train
-        task = replace(self.task, train=train.to(device)) if isinstance(train, Arrays) else self.task
+        task = replace(self.task, train=_on(device, self.task.train))
         return replace(self, model=self.model.to(device), example=moved, task=task)
 
 
@@ -121,8 +121,11 @@ class Order:
         return not is_recipe(self.recipe) and ":" in self.recipe
 
 
-def build(order: Order, seed: int, device: torch.device) -> Job:
-    """The job on that device, with random weights drawn by the seed, or as the user's own code has made it."""
+def build(order: Order, seed: int, device: torch.device, channels_last: bool = False) -> Job:
+    """The job on that device, with random weights drawn by the seed, or as the user's own code has made it.
+
+    channels_last: make batches of images in this memory format.
+    """
     if order.is_own:
         with seeded(seed):
             return _build_own(order).to(device)
@@ -138,7 +141,7 @@ def build(order: Order, seed: int, device: torch.device) -> Job:
         if order.hold_out:
             train, test = train.hold_out(order.hold_out)
         train = replace(train, erase=erase)
-    train, test = (data.to(device) if isinstance(data, Arrays) else data for data in (train, test))
+    train, test = _on(device, train, channels_last), _on(device, test, channels_last)
     num_classes = (dataset.num_classes or _count_classes(train)) if dataset.labelled else None
     options = network_options(recipe, dataset, num_classes, order.width)
     with seeded(seed):
@@ -196,6 +199,13 @@ def _build_own(order: Order) -> Job:
     return job
 
 
+def _on(device: torch.device, data: Any, channels_last: bool = False) -> Any:
+    """Data that can make their batches on a device do so."""
+    if not isinstance(data, Arrays | Photos):
+        return data
+    return replace(data.to(device), channels_last=data.channels_last or channels_last)
+
+
 def _count_classes(train: Any) -> int:
-    labels = train.labels.tolist() if isinstance(train, Arrays) else train.dataset.targets
+    labels = train.labels.tolist() if isinstance(train, Arrays) else train.targets
     return max(labels) + 1

@@ -74,7 +74,7 @@ def perform(
         world.wait()
         resumes = (out / "config.json").is_file()
         say(f"building {order.recipe}")
-        job = build(order, settings.seed, device)
+        job = build(order, settings.seed, device, engine.channels_last)
         graph = analyze(job.model, job.example, ignore=order.ignore, inexact=order.inexact)
         for note in graph.notes:
             say(f"note: {note}")
@@ -185,7 +185,10 @@ def read_run(out: Path) -> RunConfig:
         raise InvalidSetting(f"{out} was started from Python", remedy=remedy)
     settings = read_settings(saved, out)
     try:
-        return RunConfig(order=Order(**saved["order"]), settings=settings, engine=Engine(**saved["engine"]))
+        engine = saved["engine"]
+        if isinstance(engine.get("compile"), bool):  # as it was before there was "auto"
+            engine = {**engine, "compile": "always" if engine["compile"] else "never"}
+        return RunConfig(order=Order(**saved["order"]), settings=settings, engine=Engine(**engine))
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         what = f"{out / 'config.json'} is damaged, or of another version: {error}"
         raise InvalidData(what, remedy="Start a new run in another folder") from error

@@ -1,0 +1,90 @@
+"""Image files: Pillow reads them all with care; plain JPEGs can be decoded on a GPU, many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secateur.data.layout import Layout
+from secateur.errors import MissingExtra
+from secateur.extras import import_extra
+
+# Pillow's other decoders are little tested, or start programs.
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "GIF", "TIFF")
+MAX_PIXELS = 178_000_000
+MAX_BYTES = 1 << 30
+PLAIN_PIXELS = 1 << 22
+"""Of a JPEG that is decoded on a GPU; larger ones are rare, and would take the memory of many."""
+
+Decoder = Callable[[list[Tensor]], list[Tensor]]
+"""From the bytes of JPEGs to their pixels, each colour x height x width."""
+
+
+def read_image(path: str, layout: Layout) -> Any:
+    """A Pillow image in RGB, whatever mode the file has."""
+    with layout.reading(path), open_image(path) as image:
+        if image.mode in ("I", "F"):
+            raise ValueError(f"pixels of 32 bits (mode {image.mode}), whose range is unknown")
+        if image.mode.startswith("I;16"):
+            # Pillow would clip at 255.
+            image = image.point(lambda value: value * (1 / 257))
+        if image.mode == "P":
+            # Pillow warns of partly transparent palettes otherwise.
+            image = image.convert("RGBA")
+        if image.mode == "RGB":
+            image.load()
+            return image
+        return image.convert("RGB")
+
+
+def read_map(path: str) -> Tensor:
+    """The values of a label map: grey levels, or indices of a palette."""
+    with open_image(path) as image:
+        if image.mode not in ("L", "P"):
+            raise ValueError(f"an image of mode {image.mode} instead of one value of 8 bits for each pixel")
+        return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width)
+
+
+def open_image(path: str) -> Any:
+    """A Pillow image of which only the header is read; raises if it is too large to decode."""
+    image = import_extra("PIL.Image", "vision").open(path, formats=FORMATS)
+    if image.width * image.height > MAX_PIXELS:
+        image.close()
+        raise ValueError(f"{image.width}x{image.height} pixels, more than {MAX_PIXELS:,}")
+    return image
+
+
+def plain_jpeg_size(content: bytes | memoryview) -> tuple[int, int] | None:
+    """Width and height of a JPEG that every decoder takes for the same: whole, baseline, in YCbCr; None for others."""
+    if content[:2] != b"\xff\xd8" or content[-2:] != b"\xff\xd9":
+        return None
+    place = 2
+    while place + 4 <= len(content) and content[place] == 0xFF:
+        kind, size = content[place + 1], int.from_bytes(content[place + 2 : place + 4])
+        segment = content[place + 4 : place + 2 + size]
+        if kind == 0xEE and segment[:5] == b"Adobe" and segment[11:12] != b"\x01":
+            return None  # its colours are RGB or CMYK
+        if kind == 0xC0:
+            names = segment[6::3]
+            height, width = int.from_bytes(segment[1:3]), int.from_bytes(segment[3:5])
+            plain = segment[:1] == b"\x08" and len(segment) == 15 and segment[5] == 3 and names == b"\x01\x02\x03"
+            return (width, height) if plain and 0 < width * height <= PLAIN_PIXELS else None
+        if 0xC1 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
+            return None  # progressive, arithmetic, lossless ...
+        place += 2 + size
+    return None
+
+
+def gpu_decoder(device: torch.device) -> Decoder | None:
+    """torchvision's decoder of JPEGs on that device, if it has one there."""
+    if device.type != "cuda":
+        return None
+    try:
+        io = import_extra("torchvision.io", "vision")
+        torch.ops.image.decode_jpegs_cuda  # noqa: B018
+    except (MissingExtra, AttributeError):
+        return None
+    return lambda contents: io.decode_jpeg(contents, mode=io.ImageReadMode.RGB, device=device)

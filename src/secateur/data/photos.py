@@ -1,0 +1,235 @@
+"""Batches of image files, which are decoded while the network computes.
+
+The order and the views follow from torch's global random numbers alone, whoever decodes: the GPU, where it can
+(`gpu_reader`), or else worker processes. What travels is bytes; they are normalized on the device.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from secateur.data.decode import gpu_decoder, read_image
+from secateur.data.gpu_reader import GpuReader
+from secateur.data.layout import Layout
+from secateur.data.views import Crops, Part, ResizedCrops, render, to_device
+from secateur.errors import InvalidSetting
+from secateur.extras import import_extra
+from secateur.randomness import mix
+from secateur.training.batches import choose
+from secateur.training.shards import BatchShard
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+Box = tuple[float, float, float, float]
+"""Left, top, width and height, in pixels."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Photos:
+    """Images and the class of each, in batches; without targets, images alone."""
+
+    paths: list[str]
+    """Text, since every worker holds them all, and Path objects for ImageNet's 1.3 million take much memory."""
+    targets: list[int] | None
+    layout: Layout
+    crops: Crops | ResizedCrops
+    batch_size: int
+    shuffle: bool = False
+    boxes: list[Box] | None = None
+    """Each image is cropped to its box first."""
+    workers: int | None = None
+    """Processes that decode, where no GPU does; None for up to 8 if there is much data."""
+    device: torch.device = torch.device("cpu")
+    channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        check_batch_size(self.batch_size)
+
+    def __len__(self) -> int:
+        return len(self.shard(0, 1))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.shard(0, 1))
+
+    def to(self, device: torch.device | str) -> Photos:
+        """The same batches on that device."""
+        return replace(self, device=torch.device(device))
+
+    def shard(self, rank: int, world: int) -> PhotosShard:
+        """The part of each batch for process `rank` of `world`; all must start from the same seed."""
+        return PhotosShard(self, rank, world)
+
+    def weighted_from(self, start: int) -> Iterator[tuple[float, Any]]:
+        """As the method of a shard of that name."""
+        return self.shard(0, 1).weighted_from(start)
+
+    def unaugmented(self) -> Photos:
+        """The same images in the view of a test."""
+        return replace(self, crops=self.crops.plain())
+
+    def subset(self, fraction: float, per_class: int | None, generator: torch.Generator) -> Photos:
+        """A random part, shuffled: a fraction of all, or `per_class` images of every class."""
+        labels = torch.tensor(self.targets) if self.targets is not None else None
+        if per_class is not None and labels is None:
+            raise InvalidSetting("images without labels have no classes", remedy="Use a fraction instead")
+        chosen = choose(len(self.paths), labels, fraction, per_class, generator).tolist()
+        if per_class is None and len(chosen) > self.batch_size > 1 and len(chosen) % self.batch_size == 1:
+            chosen.pop()  # it would be a batch of its own, and norms cannot train on one example
+        lists = {name: getattr(self, name) for name in ("paths", "targets", "boxes")}
+        parts = {name: [items[i] for i in chosen] for name, items in lists.items() if items is not None}
+        return replace(self, shuffle=True, **parts)
+
+    def part_of(self, index: int, width: int, height: int) -> Part:
+        """What is used of an image of that size: all of it, or its box as far as it is within the image."""
+        if self.boxes is None:
+            return 0, 0, width, height
+        left, top, across, down = self.boxes[index]
+        corners = max(left, 0), max(top, 0), min(left + across, width), min(top + down, height)
+        left, top, right, bottom = map(round, corners)
+        if left >= right or top >= bottom:
+            wanted = f"some within the box {self.boxes[index]}"
+            raise self.layout.damaged(self.paths[index], f"{width}x{height} pixels", wanted)
+        return left, top, right - left, bottom - top
+
+    def pixels(self, index: int, numbers: Sequence[float]) -> Tensor:
+        """The view of one image that these random numbers choose, size x size x colour, decoded with care."""
+        image = read_image(self.paths[index], self.layout)
+        view = self.crops.view(self.part_of(index, *image.size), numbers)
+        return render(image, view, self.crops.size)
+
+
+Labelled = tuple[list[str], list[int]]
+"""The paths of images, and the number of the class of each."""
+
+
+def photos(train: Labelled, test: Labelled, layout: Layout, crops: Crops, batch_size: int) -> tuple[Photos, Photos]:
+    """Shuffled batches for training, in random views, and batches for testing, in the view of a test."""
+    return (
+        Photos(*train, layout, replace(crops, random=True), batch_size, shuffle=True),
+        Photos(*test, layout, crops.plain(), batch_size),
+    )
+
+
+class Batch(NamedTuple):
+    """What a batch is made of: the images of this process, and the random numbers for the view of each."""
+
+    weight: float
+    indices: list[int]
+    numbers: list[list[float]]
+
+
+class PhotosShard(BatchShard):
+    """One process's part of every batch. All processes draw for whole batches, so that their parts fit together."""
+
+    batches: Photos
+
+    def __len__(self) -> int:
+        return self.count(len(self.batches.paths), drop_last=False)
+
+    def weighted(self) -> Iterator[tuple[float, Any]]:
+        return self.weighted_from(0)
+
+    def weighted_from(self, start: int) -> Iterator[tuple[float, Any]]:
+        """The same from this batch on; those before it are not decoded. The seed of the pass is drawn at once."""
+        by_chance = self.batches.shuffle or self.batches.crops.numbers > 0
+        return self._weighted(self._plan(int(torch.randint(2**62, ())) if by_chance else 0, start))
+
+    def _weighted(self, plan: Iterator[Batch]) -> Iterator[tuple[float, Any]]:
+        photos = self.batches
+        decode = gpu_decoder(photos.device)
+        normalize = _normalization(photos)
+        for batch, pixels in GpuReader(photos, decode)(plan) if decode else _by_workers(photos, plan):
+            images = normalize(pixels)
+            if photos.targets is None:
+                yield batch.weight, images
+                continue
+            labels = torch.tensor([photos.targets[index] for index in batch.indices])
+            yield batch.weight, (images, to_device(labels, photos.device))
+
+    def _plan(self, seed: int, start: int) -> Iterator[Batch]:
+        photos, size = self.batches, len(self.batches.paths)
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(size, generator=generator) if photos.shuffle else torch.arange(size)
+        parts = ((indices, self.part(len(indices))) for indices in order.split(photos.batch_size))
+        used = [(indices, *part) for indices, part in parts if part is not None]
+        for number, (indices, weight, here) in enumerate(used):
+            if number >= start:
+                generator.manual_seed(mix(seed, number))
+                shape = (len(indices), photos.crops.numbers)
+                numbers = torch.rand(shape, generator=generator, dtype=torch.float64)
+                yield Batch(weight, indices[here].tolist(), numbers[here].tolist())
+
+
+def _by_workers(photos: Photos, plan: Iterator[Batch]) -> Iterator[tuple[Batch, Tensor]]:
+    """Bytes on the device, image x size x size x colour, decoded by processes."""
+    import_extra("PIL.Image", "vision").init()  # here, so that not every worker has to
+    # Workers run ahead, so what is known of a batch waits here for its pixels, which come in the same order.
+    waiting: deque[Batch] = deque()
+
+    class Requests:
+        def __iter__(self) -> Iterator[list[tuple[int, list[float]]]]:
+            for batch in plan:
+                waiting.append(batch)
+                yield list(zip(batch.indices, batch.numbers, strict=True))
+
+    loader = DataLoader(
+        _Views(replace(photos, device=torch.device("cpu"))),
+        batch_sampler=Requests(),  # pyright: ignore[reportArgumentType]
+        num_workers=num_workers(len(photos.paths)) if photos.workers is None else photos.workers,
+        pin_memory=photos.device.type == "cuda",
+        generator=torch.Generator(),
+    )
+    batches: Any = iter(loader)
+    try:
+        for pixels in batches:
+            yield waiting.popleft(), pixels.to(photos.device, non_blocking=True)
+    finally:
+        if hasattr(batches, "_shutdown_workers"):
+            batches._shutdown_workers()  # left to the garbage collector, this takes ten seconds
+
+
+@dataclass(frozen=True)
+class _Views(Dataset):
+    """Views of images by index and random numbers."""
+
+    photos: Photos
+
+    def __getitem__(self, request: tuple[int, list[float]]) -> Tensor:
+        return self.photos.pixels(*request)
+
+
+def _normalization(photos: Photos) -> Any:
+    """From bytes to the network's input."""
+    mean, std = (255 * torch.tensor(numbers, device=photos.device) for numbers in (IMAGENET_MEAN, IMAGENET_STD))
+    mean, scale = mean[:, None, None], 1 / std[:, None, None]
+    layout = torch.channels_last if photos.channels_last else torch.contiguous_format
+
+    def normalize(pixels: Tensor) -> Tensor:
+        # While pixels are bytes there is least to move.
+        return pixels.permute(0, 3, 1, 2).contiguous(memory_format=layout).float().sub_(mean).mul_(scale)
+
+    return normalize
+
+
+def check_batch_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise InvalidSetting("batch_size is out of range", got=batch_size, wanted="1 or more")
+
+
+def num_workers(images: int) -> int:
+    """Starting workers takes longer than decoding a few images."""
+    return 0 if images < 1000 else min(8, num_cores() - 1)
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
