@@ -115,7 +115,7 @@ def test_two_processes_do_what_one_does(done: Path, case: str) -> None:
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_both_end_with_the_same_to_the_last_bit(done: Path, case: str) -> None:
-    # Running statistics too, which DistributedDataParallel alone leaves different after the last batch.
+    # Running statistics too, although each has seen its own parts of the batches.
     one, other = results(done, case)
     check_same_decisions(one, other)
     assert one["losses"] == other["losses"]
@@ -208,17 +208,38 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(most: int,
 # Parts that many processes need, in one.
 
 
-def test_what_is_compiled_is_the_present_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_is_compiled_once_until_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[nn.Module] = []
-    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic: compiled.append(model) or model)
     net = nn.Linear(2, 1)
-    trainer = Trainer(net, Engine(compile=True))
+    trainer = Trainer(net, Engine(compile="always"))
     work = Work("Tock", lambda model, batch: model(batch).mean(), torch.optim.SGD(net.parameters(), 0.1), lambda _: 0.1)
-    wrappers = [nn.Sequential(net), nn.Sequential(net)]
-    for wrapper in wrappers:
-        for trainer.wrapped in (wrapper, wrapper):
+    for count in (1, 2):
+        for _ in range(2):
             trainer.epoch([torch.ones(3, 2)], work)
-    assert [id(model) for model in compiled] == [id(wrapper) for wrapper in wrappers]
+        assert compiled == [net] * count
+        trainer.forget()
+
+
+@pytest.mark.parametrize(
+    ("score", "size", "resumable"), [("apoz", 1, True), ("apoz", 2, False), ("taylor", 2, True), ("l1", 2, True)]
+)
+def test_what_each_process_has_observed_by_itself_is_not_resumed(score: str, size: int, resumable: bool) -> None:
+    run = make_run(quick(score=score), *prepared())
+    run.world = World(size=size)
+    phase = run.pruning
+    assert phase is not None
+    phase.start(run)
+    assert phase.resumable() is resumable
+
+
+def test_no_captured_step_outlives_a_run() -> None:
+    run = make_run(quick(), *prepared())
+    names: set[str] = set()
+    run.on_step = lambda *_: names.update(run.trainer._graphs)
+    finish(run)
+    assert names == {"Tick", "Tock", "finetune"}
+    assert run.trainer._graphs == {}
 
 
 @pytest.mark.parametrize("diverges", [False, True])

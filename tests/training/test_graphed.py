@@ -54,6 +54,13 @@ class Steps:
         self.model(images).square().mean().backward()
         self.optimizer.step()
 
+    def forward(self, images: Tensor) -> None:
+        with torch.no_grad():
+            self.model(images)
+
+    def capture(self, images: Tensor) -> GraphedStep:
+        return GraphedStep(self, self.forward, images, self.model, self.optimizer, [])
+
     def state(self) -> list[Tensor]:
         return [tensor.detach().clone() for tensor in self.model.state_dict().values()]
 
@@ -63,19 +70,19 @@ class Steps:
 def test_the_warm_up_leaves_nothing_behind(optimizer: str) -> None:
     images = torch.randn(2, 1, 6, 6)
     captured, eager = Steps(optimizer=optimizer), Steps(optimizer=optimizer)
-    GraphedStep(captured, images, captured.model, captured.optimizer, [])  # here a capture does the step
+    captured.capture(images)  # here a capture does the step
     for steps in (captured, eager, eager):
         steps(images)
     assert all(torch.equal(a, b) for a, b in zip(captured.state(), eager.state(), strict=True))
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize("failing", [1, 3, 4, 5])
+@pytest.mark.parametrize("failing", [1, 3, 4])
 def test_a_failure_leaves_everything_as_it_was(failing: int) -> None:
     steps = Steps(failing)
     before = steps.state()
     with pytest.raises(RuntimeError, match="out of memory"):
-        GraphedStep(steps, torch.randn(2, 1, 6, 6), steps.model, steps.optimizer, [])
+        steps.capture(torch.randn(2, 1, 6, 6))
     assert all(torch.equal(a, b) for a, b in zip(before, steps.state(), strict=True))
     assert not any(value.any() for state in steps.optimizer.state.values() for value in state.values())
 
@@ -90,9 +97,9 @@ def test_a_failed_capture_is_followed_by_one_that_ends(monkeypatch: pytest.Monke
         yield
 
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    steps = Steps(failing=5)
+    steps = Steps(failing=4)
     with pytest.raises(RuntimeError):
-        GraphedStep(steps, torch.randn(2, 1, 6, 6), steps.model, steps.optimizer, [])
+        steps.capture(torch.randn(2, 1, 6, 6))
     assert len(entered) == 2
 
 

@@ -308,6 +308,16 @@ class Gates:
             for module, on in zip(self.modules, self.channels, strict=True)
         ]
 
+    def products(self) -> Tensor:
+        """The gradient of every entry times what it multiplies its channel with; a few kernels for all gates."""
+        phis = [module.gate_phi for module in self.modules]
+        gradients = [torch.zeros_like(phi) if phi.grad is None else phi.grad for phi in phis]
+        masks = [module.gate_mask for module in self.modules]
+        factors = [
+            mask if m.gate_fold.weight is None else m.gate_phi for m, mask in zip(self.modules, masks, strict=True)
+        ]
+        return torch.cat(gradients) * torch.cat(factors) * torch.cat(masks)
+
     def per_channel(self, entries: Tensor) -> Tensor:
         """Sum what was computed for every entry of every gate by channel (Eq. 8); on the CPU, where sums round the same
         way each time.

@@ -28,6 +28,8 @@ class Score:
 
     capturable = False
     """Whether `observe` only computes on the device, so that a CUDA graph can hold it."""
+    shared = False
+    """Whether all processes of a run observe the same, as gradients are; outputs are of a process's own images."""
 
     def begin(self, gates: Gates) -> None:
         """Start anew."""
@@ -137,7 +139,7 @@ def checked(score: Score, values: Tensor, kept: Tensor) -> Tensor:
 class Taylor(Score):
     """Eq. 6: |dL/dphi * phi|, summed over mini-batches; one whose gradient is not finite is left out and counted."""
 
-    capturable = True
+    capturable = shared = True
 
     def __init__(self) -> None:
         self.total = torch.zeros(0)
@@ -154,11 +156,7 @@ class Taylor(Score):
 
     @torch.no_grad()
     def observe(self) -> None:
-        products = [
-            torch.zeros_like(m.gate_phi) if m.gate_phi.grad is None else m.gate_phi.grad * m.gate_factor()
-            for m in self.gates.modules
-        ]
-        change = self.change(torch.cat(products))
+        change = self.change(self.gates.products())
         finite = change.isfinite().all()
         if self.total.device != change.device:
             self.total, self.seen, self.skipped = (t.to(change.device) for t in self.state().values())

@@ -123,6 +123,7 @@ class TrainPhase(Phase):
                 after_backward=run.pruner.hold_ if run.pruner is not None else None,
                 after_update=self.ema.update if self.ema is not None else None,
                 tensors=self.tensors,
+                steps=steps,
             )
             loss = run.train_epoch(f"{self.name}, epoch {epoch + 1} of {epochs}", work)
             last = epoch + 1 == epochs

@@ -111,6 +111,7 @@ class Record:
         now = time.perf_counter()
         if not self.run.world.tell(needed or now >= self.not_before):
             return
+        self.run.align_()  # as it will be when the run is resumed
         if self.folder is not None:
             self.folder.save(self.run.state_dict())
             self.not_before = time.perf_counter() + PATIENCE * (time.perf_counter() - now)

@@ -82,7 +82,7 @@ class Run:
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         """What trains, by the user's own flags."""
         self.pruner: Pruner | None = None
-        self.trainer = Trainer(self.model, self.engine, self.world, progress=progress)
+        self.trainer = Trainer(self.model, self.engine, self.world, self.graph.partial, progress)
         self.index = 0
         """The present phase."""
         self.stage = 0
@@ -147,6 +147,7 @@ class Run:
         copied = copy_model(model)
         if self.engine.channels_last:
             copied._apply(channels_last)
+        self.world.align_(tensors_of(copied).values())
         return copied
 
     def _sync_batchnorm(self) -> dict[nn.Module, type[nn.Module]]:
@@ -185,6 +186,7 @@ class Run:
                     error.add_note(f"from the analysis: {note}")
             raise
         finally:
+            self.trainer.forget()  # NCCL is not ended while graphs hold its operations
             if self.record is not None:
                 self.record.finish()
 
@@ -213,7 +215,6 @@ class Run:
 
         where: for messages. drawn: takes a part of the data.
         """
-        self.trainer.wrapped = self.world.wrap(self.model, self.graph.partial)
         try:
             with seeded(self.settings.seed, self.stage, self.epoch):
                 mean = self.trainer.epoch(self._batches(drawn), work, self.position, self._after_step)
@@ -221,14 +222,15 @@ class Run:
                 raise NonFiniteLoss(self.num_batches - 1)
         except NonFiniteLoss as error:
             raise self._diverged(where, error.step) from error
-        finally:
-            self.trainer.wrapped = None
-        # The batch norms of each process have last seen their own part of a batch.
-        self.world.align_([*self.model.buffers(), *self.phase.tensors()])
+        self.align_()
         self.epoch += 1
         self.position = Position()
         self.keep_good_state()
         return mean
+
+    def align_(self) -> None:
+        """Give all processes the leading one's running statistics: each has seen its own parts of the batches."""
+        self.world.align_([*self.model.buffers(), *self.phase.tensors()])
 
     def _batches(self, drawn: Callable[..., Iterable[Any]] | None) -> Iterable[Any]:
         """This process's part of the data of the present epoch."""
@@ -256,7 +258,7 @@ class Run:
         if not self.phase.resumable():
             return  # the next checkpoint is at the end of the epoch
         # A signal finds every process at another step: they ask each other now and then, and stop at the same one.
-        asks = self.world.size == 1 or self.num_steps % LOOK_EVERY == 0
+        asks = not self.world.joined or self.num_steps % LOOK_EVERY == 0
         stopping = self.world.any(self.stopping) if asks else None
         if self.record is not None and (stopping or step % self.engine.checkpoint_steps == 0):
             self.position = self.trainer.position(step)
@@ -327,7 +329,8 @@ class Run:
         random = seeded(self.settings.seed, self.stage, self.epoch)
         weights = self.phase.evaluated() if model is None else nullcontext()
         with random, weights, nullcontext() if exact else self.trainer.autocast():
-            return self.world.tell(self.task.metrics(model or self.model) if self.world.leads else {})
+            evaluated = model or (self.model if exact else self.trainer.for_evaluation())
+            return self.world.tell(self.task.metrics(evaluated) if self.world.leads else {})
 
     def metrics_after(self, last: bool) -> dict[str, float]:
         """The metrics, if the settings want them after this epoch; `last` if it is the last of its phase or Tock."""

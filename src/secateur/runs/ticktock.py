@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from secateur.channels.shrink import copy_model
+from secateur.channels.shrink import copy_model, tensors_of
 from secateur.channels.verify import confirm
 from secateur.errors import InvalidSetting
 from secateur.pruning.folded import Folded
@@ -95,6 +95,7 @@ class PruningPhase(Phase):
         self.loss = run.distilled(settings.learning)
         ticks = settings.ticks
         self.tick_share = ticks.data if ticks.images is None else share_of(run.task.train, ticks.images)
+        self.alone = run.world.size == 1
         self.folded: Folded | None = None
         self.shapes = self.gates.present
         """What was left of the tensors when steps were last captured."""
@@ -106,7 +107,8 @@ class PruningPhase(Phase):
         return min(1.0, (1 - self.target.left(self.pruner.kept)) / max(1e-9, 1 - self.settings.budget.share))
 
     def resumable(self) -> bool:
-        return self.part == "Tock" or self.pruner.score.resumable
+        score = self.pruner.score
+        return self.part == "Tock" or (score.resumable and (self.alone or score.shared or not score.state()))
 
     def events(self, run: Run) -> Iterator[Event]:
         while not self.met():
@@ -126,7 +128,14 @@ class PruningPhase(Phase):
         drawn = partial(self._drawn, ticks)
         loss = 0.0
         for _ in range(run.epoch, ticks.epochs):
-            work = self._work(run, run.task.loss, rate=lambda step: ticks.lr, after_backward=self.pruner.observe)
+            work = self._work(
+                run,
+                run.task.loss,
+                rate=lambda step: ticks.lr,
+                after_backward=self.pruner.observe,
+                # Tensors are cut before Tocks.
+                steps=int(self.tick_share * run.num_batches) * ticks.epochs * max(1, self.settings.tocks.every),
+            )
             with self.folded.in_use() if self.folded is not None else nullcontext():
                 loss = run.train_epoch(f"Tick {self.ticks + 1}", work, drawn)
         self.ticks += 1
@@ -172,7 +181,9 @@ class PruningPhase(Phase):
             return remove()
         reference = None if self.trained else run.whole
         with run.some_images(settings.repair) as (batches, images):
-            return remove(repair=batches, images=images, reference=reference)
+            removal = remove(repair=batches, images=images, reference=reference)
+        run.world.align_(tensors_of(run.model).values())  # solvers need not give the same bits everywhere
+        return removal
 
     def _tock(self, run: Run) -> Iterator[Event]:
         tocks = self.settings.tocks
@@ -192,6 +203,7 @@ class PruningPhase(Phase):
                 self.loss,
                 rate=lambda step, before=before: tocks.rate(before + step, steps),
                 after_backward=lambda: self.gates.add_l1_(tocks.sparsity),
+                steps=steps,
             )
             with self.folded.in_use() if self.folded is not None else nullcontext():
                 loss = run.train_epoch(f"Tock {number}, epoch {epoch + 1} of {tocks.epochs}", work)
@@ -208,7 +220,7 @@ class PruningPhase(Phase):
             self.shapes, self.folded = self.gates.present, None
             run.trainer.forget()
         # On a GPU, where every kernel counts, the gates of norms are folded in together.
-        folds = run.trainer.device.type == "cuda" and run.world.size == 1 and run.engine.accumulate == 1
+        folds = run.trainer.device.type == "cuda" and run.engine.accumulate == 1
         if folds and self.folded is None:
             self.folded = Folded(self.gates)
         ticks = self.part == "Tick"
@@ -220,7 +232,6 @@ class PruningPhase(Phase):
             collect=self.folded.collect if self.folded is not None else None,
             trains=not ticks or self.settings.ticks.lr > 0,
             capturable=not ticks or self.pruner.score.capturable,
-            compilable=not ticks,
             tensors=lambda: list(self.pruner.score.state().values()),
             **values,
         )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from secateur.errors import InvalidSetting, LostProcess
+from secateur.errors import LostProcess
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,14 @@ class World:
 
     rank: int = 0
     size: int = 1
+    joined: bool = False
+    """Whether torch.distributed is set up; then a single process does what each of several would."""
 
     @staticmethod
     def current() -> World:
         """As torch.distributed is set up, if it is."""
         if dist.is_available() and dist.is_initialized():
-            return World(dist.get_rank(), dist.get_world_size())
+            return World(dist.get_rank(), dist.get_world_size(), joined=True)
         return World()
 
     @property
@@ -34,28 +37,56 @@ class World:
         """Whether this process decides and writes files."""
         return self.rank == 0
 
-    def wrap(self, model: nn.Module, partial: bool) -> nn.Module | None:
-        """The model with gradients averaged over the processes; None in a world of size 1.
-
-        partial: a forward pass may not use all parameters.
-        """
-        if self.size == 1:
-            return None
-        if not any(p.requires_grad for p in model.parameters()):
-            raise InvalidSetting("no parameter of the model is trained, so there is no gradient to average")
-        devices = [p.device for p in model.parameters()][:1] if next(model.parameters()).is_cuda else None
-        wrapped = nn.parallel.DistributedDataParallel(model, device_ids=devices, find_unused_parameters=partial)
-        if dist.get_backend() == "gloo":  # its errors have no type of their own; those of NCCL have
-            wrapped.register_comm_hook(None, _average_gradients)
-        return wrapped
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold what the processes exchange."""
+        return not self.joined or dist.get_backend() == "nccl"
 
     def can_sync(self, model: nn.Module) -> bool:
         """Whether batch norms can use the batches of all processes, which torch supports on GPUs only."""
         return self.size > 1 and next(model.parameters()).is_cuda
 
+    @torch.no_grad()
+    def average_gradients_(self, parameters: Iterable[nn.Parameter], partial: bool = False) -> None:
+        """Give every process the mean gradients of all.
+
+        partial: the processes may have used other parameters each. What only some have used has a gradient of zeros in
+        the others; what none has used has none.
+        """
+        if not self.joined:
+            return
+        parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        if partial:
+            used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8, device=self._device())
+            with _collective():
+                dist.all_reduce(used, dist.ReduceOp.MAX)
+            for parameter, somewhere in zip(parameters, used.tolist(), strict=True):
+                if somewhere and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+        self.average_([parameter.grad for parameter in parameters if parameter.grad is not None])
+
+    @torch.no_grad()
+    def average_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their means over all processes, bit-identical in each: one message for each dtype.
+
+        With NCCL all is done on the device, so that a CUDA graph can hold it. The same tensor must have the same memory
+        format in all processes.
+        """
+        if not self.joined:
+            return
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            part = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat = torch.empty(sum(t.numel() for t in part), dtype=dtype, device=self._device())
+            places = _views(flat, part)
+            torch._foreach_copy_(places, part)  # pyright: ignore[reportPrivateImportUsage]
+            flat *= 1 / self.size
+            with _collective():
+                dist.all_reduce(flat)
+            torch._foreach_copy_(part, places)  # pyright: ignore[reportPrivateImportUsage]
+
     def average(self, tensor: Tensor) -> Tensor:
         """The mean over all processes, bit-identical in each."""
-        if self.size > 1:
+        if self.joined:
             # On the device of the back end; NCCL knows no other.
             moved = tensor.detach().to(self._device(), copy=True)
             with _collective():
@@ -68,7 +99,7 @@ class World:
     @torch.no_grad()
     def align_(self, tensors: Iterable[Tensor]) -> None:
         """Copy the leading process's tensors to all others."""
-        if self.size > 1:
+        if self.joined:
             for tensor in tensors:
                 moved = tensor.detach().to(self._device()).contiguous()
                 with _collective():
@@ -77,7 +108,7 @@ class World:
 
     def tell(self, value: Any) -> Any:
         """The leading process's plain data, in every process."""
-        if self.size == 1:
+        if not self.joined:
             return value
         box = [value]
         with _collective():
@@ -87,30 +118,34 @@ class World:
     def gather(self, value: Any) -> list[Any]:
         """Every process's plain data, in every process."""
         values = [value] * self.size
-        if self.size > 1:
+        if self.joined:
             with _collective():
                 dist.all_gather_object(values, value)
         return values
 
     def smallest(self, tensor: Tensor) -> Tensor:
         """The smallest value over all processes, in place."""
-        if self.size > 1:
+        if self.joined:
             with _collective():
                 dist.all_reduce(tensor, dist.ReduceOp.MIN)
         return tensor
 
     def any(self, number: int | None) -> int | None:
         """The largest number that any process has, or None."""
-        if self.size > 1:
+        if self.joined:
             held = torch.tensor(number or 0, device=self._device())
             with _collective():
                 dist.all_reduce(held, dist.ReduceOp.MAX)
             number = int(held) or None
         return number
 
+    def all(self, holds: bool) -> bool:
+        """Whether it holds in every process."""
+        return self.any(None if holds else 1) is None
+
     def wait(self) -> None:
         """Wait until every process is here."""
-        if self.size > 1:
+        if self.joined:
             with _collective():
                 dist.barrier()
 
@@ -127,6 +162,8 @@ def join() -> World:
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            # Processes would tell each other of buffers while they capture, and wait for one that has failed to.
+            os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         dist.init_process_group("nccl" if cuda else "gloo")
     return World.current()
 
@@ -137,17 +174,13 @@ def losing_processes(remedy: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not _failures and not isinstance(error, dist.DistError | _LostConnection):
+        if not isinstance(error, dist.DistError | _LostConnection):
             raise
         raise LostProcess("another process of this run has ended", remedy=remedy) from error
 
 
 class _LostConnection(RuntimeError):
     """A collective operation has failed."""
-
-
-_failures: list[BaseException] = []
-"""Of collective operations in a backward pass, which reraises them as plain runtime errors."""
 
 
 @contextmanager
@@ -160,19 +193,13 @@ def _collective() -> Iterator[None]:
         raise _LostConnection(str(error)) from error
 
 
-def _average_gradients(state, bucket):  # torch checks annotations, and does not know them as text
-    """As DistributedDataParallel does by itself, and note a failure."""
-    gradients = bucket.buffer().mul_(1 / dist.get_world_size())
-    work: Any = dist.all_reduce(gradients, async_op=True)
-
-    def finish(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-        try:
-            return future.value()[0]
-        except RuntimeError as error:
-            _failures.append(error)
-            raise
-
-    return work.get_future().then(finish)
+def _views(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Parts of `flat`, each as large as a tensor and in its memory format, which copies are fastest between."""
+    ends = accumulate(tensor.numel() for tensor in tensors)
+    return [
+        flat.as_strided(t.shape, torch.empty_like(t, device="meta").stride(), end - t.numel())
+        for t, end in zip(tensors, ends, strict=True)
+    ]
 
 
 def leave() -> None:

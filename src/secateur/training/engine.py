@@ -10,6 +10,7 @@ from typing import Any, Literal
 from secateur.settings import Settings
 
 Precision = Literal["fp32", "bf16", "fp16"]
+Compile = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +35,8 @@ class Engine(Settings):
     tune: bool = True
     """Let cuDNN benchmark its algorithms, which takes seconds per shape; otherwise it uses deterministic ones."""
 
-    compile: bool = False
-    """Compile the model with torch.compile where whole networks train. Takes a minute; pays for long runs."""
+    compile: Compile = "auto"
+    """Compile the network with torch.compile, which takes a minute: always, never, or if captured steps win it back."""
 
     sync_batchnorm: bool = False
     """With several processes, normalise over the global batch (CUDA only)."""

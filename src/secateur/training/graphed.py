@@ -19,12 +19,14 @@ class GraphedStep:
     """Replays `step` for batches of one shape.
 
     step: a whole training step of the model that reads its batch and writes to tensors only.
+    forward: its forward pass.
     others: every tensor that it writes to, apart from the model's and the optimizer's. Capturing leaves all unchanged.
     """
 
     def __init__(
         self,
         step: Callable[[Any], None],
+        forward: Callable[[Any], None],
         batch: Any,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
@@ -37,14 +39,14 @@ class GraphedStep:
         saved = [tensor.detach().clone() for tensor in known]
         counters = Counters(model)
         stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
         try:
-            with torch.cuda.stream(stream):
+            forward(self.inputs)
+            counters.learn()
+            stream.wait_stream(torch.cuda.current_stream())
+            # A model that was compiled with its counters would be compiled again without, which a capture forbids.
+            with torch.cuda.stream(stream), counters.taken_over():
                 for _ in range(WARM_UP):
                     step(self.inputs)
-                counters.learn()
-                with counters.taken_over():
-                    step(self.inputs)  # a compiled model recompiles without them, which a capture forbids
         finally:
             torch.cuda.current_stream().wait_stream(stream)
             with torch.no_grad():
@@ -97,9 +99,9 @@ class Counters:
         self.before = [counter.clone() for counter in self.counters]
 
     def learn(self) -> None:
-        """Find out from the warm-up how far a step advances each."""
+        """Find out from a forward pass how far a step advances each."""
         passed = torch.stack(self.counters) - torch.stack(self.before) if self.counters else torch.zeros(0)
-        self.advances = (passed // WARM_UP).tolist()
+        self.advances = passed.tolist()
 
     @contextmanager
     def taken_over(self) -> Iterator[None]:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from secateur.errors import InvalidData
-from secateur.randomness import random_state, restore_random
+from secateur.nested import map_tensors
+from secateur.randomness import preserved, random_state, restore_random
 from secateur.training.batches import device_of, prefetch
+from secateur.training.compiled import Compiled, pays, unchanged
 from secateur.training.distributed import World
 from secateur.training.engine import Engine
 from secateur.training.graphed import GraphedStep
 from secateur.training.optimizers import can_be_captured, set_rate
-from secateur.training.shards import weighted
+from secateur.training.shards import alike, full_size, weighted
 
 LOOK_EVERY = 50
 """Steps between checks of the loss where reading it means waiting for the device."""
@@ -47,8 +51,8 @@ class Work:
     """Whether the optimizer steps. Otherwise the network stays as it is, in evaluation mode: for scores alone."""
     capturable: bool = True
     """Whether these calls compute on the device alone."""
-    compilable: bool = True
-    """Whether `torch.compile` pays, where the engine compiles."""
+    steps: int = 0
+    """How many there will be before the network changes, at least: whether compiling pays depends on them."""
     tensors: Callable[[], list[Tensor]] = list
     """Tensors that these calls write to, beside those of the model and the optimizer."""
 
@@ -74,20 +78,26 @@ class Position:
 
 @dataclass
 class Trainer:
-    """Trains one model. `wrapped` is what the loss calls, where that is not the model itself."""
+    """Trains one model.
+
+    partial: a forward pass may not use all parameters.
+    """
 
     model: nn.Module
     engine: Engine = field(default_factory=Engine)
     world: World = field(default_factory=World)
-    wrapped: nn.Module | None = None
+    partial: bool = False
     progress: Callable[[str], object] = lambda text: None
 
     def __post_init__(self) -> None:
         self.device = device_of(self.model)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.engine.precision == "fp16")
         self._graphs: dict[str, GraphedStep | None] = {}
-        self._compiled: tuple[nn.Module, Any] | None = None
-        """The module that was compiled, and its compiled form."""
+        self._compiled: dict[str, Compiled | None] = {}
+        self._alike = True
+        """Whether parts of equal weight have equal shapes in all processes."""
+        self._full = 0
+        """How many examples a batch has, where that is known, unless it is the last one."""
         self._total = torch.zeros((), dtype=torch.float64, device=self.device)
         self._count = torch.zeros((), dtype=torch.long, device=self.device)
         self._broken = torch.full((), NEVER, dtype=torch.long, device=self.device)
@@ -95,7 +105,7 @@ class Trainer:
     def forget(self) -> None:
         """Drop captured and compiled steps: the tensors have changed shape, or others train."""
         self._graphs.clear()
-        self._compiled = None
+        self._compiled.clear()
 
     def epoch(
         self,
@@ -125,8 +135,11 @@ class Trainer:
         self, batches: Iterable[Any], work: Work, position: Position, after_step: Callable[[int], None] | None
     ) -> float:
         waiting = False
-        source = prefetch(weighted(batches), self.device)
-        for _ in range(position.step):
+        self._alike = self.world.size == 1 or alike(batches)
+        self._full = full_size(batches)
+        start = getattr(batches, "weighted_from", None)
+        source = prefetch(weighted(batches) if start is None else start(position.step), self.device)
+        for _ in range(position.step if start is None else 0):
             next(source, None)
         if position.random is not None:
             restore_random(position.random[min(self.world.rank, len(position.random) - 1)])
@@ -135,7 +148,7 @@ class Trainer:
             last = step % self.engine.accumulate == self.engine.accumulate - 1
             self._do(work, batch, weight, first=not waiting, last=last, check=step == position.step)
             waiting = not last
-            if (self.device.type == "cpu" and self.world.size == 1) or step % LOOK_EVERY == 0:
+            if (self.device.type == "cpu" and not self.world.joined) or step % LOOK_EVERY == 0:
                 self._look()
             if last and after_step is not None:
                 after_step(step + 1)
@@ -157,9 +170,12 @@ class Trainer:
             raise NonFiniteLoss(int(self._broken))
 
     def _do(self, work: Work, batch: Any, weight: float, first: bool, last: bool, check: bool) -> None:
-        if work.name not in self._graphs:
-            self._graphs[work.name] = self._capture(work, batch, weight)
-        graph = self._graphs[work.name]
+        # A run may be resumed with the last batch of an epoch, which is smaller: nothing is made for its shapes.
+        known = self._full and _size(batch) >= self._full
+        if work.name not in self._graphs and (known or (weight == 1 and not self._full)):
+            self._set_up(work, batch, even=weight == 1)
+        # All processes must replay an exchange, or none. If the batch divides evenly, the weight is 1 in all of them.
+        graph = self._graphs.get(work.name)
         if graph is not None and weight == 1 and graph.fits(batch):
             graph(batch)
             return
@@ -173,7 +189,7 @@ class Trainer:
         if work.prepare is not None:
             work.prepare()
         with self.autocast():
-            loss = work.loss(self._callable(work), batch)
+            loss = work.loss(self._compiled.get(work.name) or self.model, batch)
         if check:
             check_loss(loss)
         value = loss.detach()
@@ -187,8 +203,10 @@ class Trainer:
             remedy = "Compute the loss from what the model returns"
             raise InvalidData("the loss does not depend on the model that it is given", remedy=remedy)
 
-    def _update(self, work: Work) -> None:
+    def _update(self, work: Work, averages: bool = True) -> None:
         optimizer = work.optimizer
+        if averages:
+            self.world.average_gradients_(self.model.parameters(), self.partial)
         if self.scaler.is_enabled():
             self.scaler.unscale_(optimizer)
             held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -210,44 +228,97 @@ class Trainer:
         precision = PRECISIONS.get(self.engine.precision)
         return torch.autocast(self.device.type, precision, enabled=precision is not None, cache_enabled=False)
 
-    def _callable(self, work: Work) -> nn.Module:
-        called = self.wrapped or self.model
-        if self.engine.compile and work.compilable:
-            if self._compiled is None or self._compiled[0] is not called:
-                self._compiled = called, torch.compile(called)  # pyright: ignore
-            return self._compiled[1]  # pyright: ignore
-        return called
+    def _set_up(self, work: Work, batch: Any, even: bool) -> None:
+        """Compile and capture steps of this kind, as far as that is possible and pays.
 
-    def _capture(self, work: Work, batch: Any, weight: float) -> GraphedStep | None:
-        """The step as a CUDA graph; None, with the reason reported, where it cannot be captured."""
+        even: whether all processes have parts of the same size.
+        """
+        started = time.perf_counter()
+        obstacle = self._obstacle(work, batch, even)
+        self._compiled[work.name] = Compiled(self.model) if self._compiles(work, batch, obstacle) else None
+        self._graphs[work.name] = self._capture(work, batch, obstacle)
+        if self._compiled[work.name] is None:
+            return
+        if self._graphs[work.name] is not None:
+            self.progress(f"{work.name}: the network was compiled in {time.perf_counter() - started:.0f} s")
+        elif self.engine.compile == "auto":
+            # Perhaps torch cannot compile this network.
+            self._compiled[work.name] = None
+            self._graphs[work.name] = self._capture(work, batch, obstacle)
+
+    def _compiles(self, work: Work, batch: Any, obstacle: str | None) -> bool:
+        if self.engine.compile != "auto":
+            return self.engine.compile == "always"
+        pays_here = False
+        if self.device.type == "cuda" and self.engine.tune and obstacle is None:
+            with preserved(), unchanged([*self.model.buffers(), *work.tensors()]):
+                pays_here = pays(self.model, lambda: self._forward(work, batch), work.steps)
+        return self.world.all(pays_here)
+
+    def for_evaluation(self) -> nn.Module:
+        """The network as it is evaluated. To compile it by itself would take longer than it saves."""
+        if self.engine.compile != "always":
+            return self.model
+        if self._compiled.get("evaluation") is None:
+            self._compiled["evaluation"] = Compiled(self.model)
+        return self._compiled["evaluation"] or self.model
+
+    @torch.no_grad()
+    def _forward(self, work: Work, batch: Any) -> None:
+        """Compute the loss with the network as it is, uncompiled."""
+        if work.prepare is not None:
+            work.prepare()
+        with self.autocast():
+            work.loss(self.model, batch)
+
+    def _obstacle(self, work: Work, batch: Any, even: bool) -> str | None:
+        """Why steps cannot be captured as a CUDA graph, as far as that is known before; empty where nobody asks."""
+        world = self.world
         reasons = {
             "": self.device.type != "cuda" or not self.engine.graphs,
             "gradients are accumulated": self.engine.accumulate > 1,
-            "there are several processes": self.world.size > 1,
+            "the processes do not use NCCL": not world.capturable,
+            "batch norms are synchronised": world.size > 1
+            and any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules()),
+            "the processes may use different parameters": world.joined and self.partial,
+            "the processes' parts of a batch may differ in shape": not self._alike,
+            "batches do not divide evenly among the processes": not even,
             "what is observed needs Python at every step": not work.capturable,
             "its optimizer is neither SGD nor Adam": not can_be_captured(work.optimizer),
             "batches hold other things than tensors": not GraphedStep.can_hold(batch),
         }
-        reason = next((reason for reason, holds in reasons.items() if holds), None)
-        if reason is None:
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
-            def step(inputs: Any) -> None:
-                self.model.zero_grad(set_to_none=True)
-                self._backward(work, inputs, 1.0, check=True)
-                self._update(work)
-
-            own: list[Any] = [self._total, self._count, self._broken]
-            if self.scaler.is_enabled():
-                self.scaler.scale(own[0])  # makes its tensors
-                own += [self.scaler._scale, self.scaler._growth_tracker]
+    def _capture(self, work: Work, batch: Any, obstacle: str | None) -> GraphedStep | None:
+        """The step as a CUDA graph; None, with the reason reported, where it cannot be captured in all processes."""
+        world, reason, graph = self.world, obstacle, None
+        if world.all(reason is None):
+            # NCCL makes its connections at the first exchange, which a capture is not to be.
+            world.average_([torch.zeros_like(p) for p in self.model.parameters() if p.requires_grad])
             try:
-                return GraphedStep(step, batch, self.model, work.optimizer, [*work.tensors(), *own])
+                graph = self._captured(work, batch)
             except RuntimeError as error:
                 torch.cuda.synchronize()
                 reason = str(error).splitlines()[0]
+            if not world.all(graph is not None):
+                graph, reason = None, reason or "that failed in another process"
         if reason:
             self.progress(f"{work.name}: steps are not captured as a CUDA graph because {reason}")
-        return None
+        return graph
+
+    def _captured(self, work: Work, batch: Any) -> GraphedStep:
+        def step(inputs: Any) -> None:
+            self.model.zero_grad(set_to_none=True)
+            self._backward(work, inputs, 1.0, check=True)
+            # The warm-up waits for nobody, since it may fail in some processes only. A capture does not wait at all.
+            self._update(work, averages=torch.cuda.is_current_stream_capturing())
+
+        own: list[Any] = [self._total, self._count, self._broken]
+        if self.scaler.is_enabled():
+            self.scaler.scale(own[0])  # makes its tensors
+            own += [self.scaler._scale, self.scaler._growth_tracker]
+        forward = partial(self._forward, work)
+        return GraphedStep(step, forward, batch, self.model, work.optimizer, [*work.tensors(), *own])
 
 
 def check_loss(loss: Any) -> None:
@@ -260,3 +331,10 @@ def check_loss(loss: Any) -> None:
     if not loss.requires_grad:
         remedy = "Compute it from the output of the model without detach() or no_grad()"
         raise InvalidData("the loss has no gradient", remedy=remedy)
+
+
+def _size(batch: Any) -> int:
+    """How many examples a batch has, by its first tensor; many where it has none."""
+    sizes: list[int] = []
+    map_tensors(batch, lambda tensor: sizes.extend(tensor.shape[:1]))
+    return sizes[0] if sizes else NEVER

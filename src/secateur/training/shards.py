@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from secateur.errors import InvalidData
 from secateur.nested import map_tensors
@@ -42,6 +43,22 @@ def weighted(batches: Iterable[Any]) -> Iterator[tuple[float, Any]]:
     return ((1.0, batch) for batch in batches)
 
 
+def alike(batches: Iterable[Any]) -> bool:
+    """Whether the parts of a batch that divides evenly have the same shapes in all processes, as far as is known."""
+    return getattr(batches, "alike", False)
+
+
+def full_size(batches: Any) -> int:
+    """How many examples every batch but the last has at least; 0 where that is not known, or there is one batch."""
+    world = batches.world if isinstance(batches, BatchShard) else 1
+    size = getattr(batches.batches if isinstance(batches, BatchShard) else batches, "batch_size", None)
+    try:
+        several = len(batches) > 1  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        several = True
+    return size // world if isinstance(size, int) and several else 0
+
+
 class BatchShard(ABC):
     """One process's part of every batch."""
 
@@ -52,6 +69,11 @@ class BatchShard(ABC):
         if isinstance(size, int) and size < world:
             raise InvalidData("batches are too small", got=size, wanted=f"an example for each of {world} processes")
         self.batches, self.rank, self.world = batches, rank, world
+
+    @property
+    def alike(self) -> bool:
+        """Whether parts of one size have one shape: they are cut from the same batch."""
+        return True
 
     @abstractmethod
     def weighted(self) -> Iterator[tuple[float, Any]]:
@@ -75,6 +97,10 @@ class BatchShard(ABC):
 
 class LoaderShard(BatchShard):
     """Part of a DataLoader's batches. Only the part is loaded; the order is the one that the loader would draw."""
+
+    @property
+    def alike(self) -> bool:
+        return self.batches.collate_fn is default_collate  # another may fill up each part by itself
 
     def __len__(self) -> int:
         if not self.batches.batch_size:
