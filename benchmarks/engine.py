@@ -1,8 +1,12 @@
-"""How fast the engine trains: seconds per epoch on a GPU, overhead over a bare loop on the CPU.
+"""How fast the engine trains: seconds per 50,000 images on a GPU, overhead over a bare loop on the CPU.
 
-python benchmarks/engine.py --device cuda      ResNet-56 and VGG-16-M beside a plain loop, into docs/performance.md
+python benchmarks/engine.py --device cuda      ResNet-56, VGG-16-M and ResNet-50, beside plain loops
+python benchmarks/engine.py --device cuda --networks resnet56 --ways "compiled, bf16"      some of it
 python benchmarks/engine.py --device cpu       the loop's overhead, printed only
 python benchmarks/engine.py --processes 2      two runs on one GPU at the same time, printed only
+
+What is measured on a GPU is merged into docs/performance.json, from which benchmarks/performance_page.py writes
+docs/performance.md.
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -33,26 +38,45 @@ from secateur.training.loop import Trainer, Work
 from secateur.training.optimizers import make_optimizer
 
 DOCS = Path(__file__).parent.parent / "docs"
-NETWORKS = ("resnet56", "vgg16_m")
 IMAGES, BATCH = 50_000, 128
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-def arrays(device: str, count: int, batch: int = BATCH, **options: Any) -> Arrays:
-    """Images of noise, as large as CIFAR's."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    labels = torch.randint(10, (count,), generator=generator)
-    return Arrays(images, labels, batch, mean=MEAN, std=STD, **options).to(device)
+@dataclass(frozen=True)
+class Network:
+    """What a network is trained on."""
+
+    name: str
+    size: int = 32
+    """Of its images, in pixels."""
+    images: int = IMAGES
+    """In an epoch."""
+    batch: int = BATCH
 
 
-def phases(name: str, engine: Engine, repeats: int, **changes: Any) -> dict[str, float]:
-    """Median seconds of a Tick, a Tock epoch and a fine-tuning epoch; the first of each captures and is left out."""
+NETWORKS = {
+    "resnet56": Network("resnet56"),
+    "vgg16_m": Network("vgg16_m"),
+    "resnet50": Network("torchvision:resnet50", 224, 20_480, 256),
+}
+
+
+def arrays(device: str, count: int, batch: int = BATCH, size: int = 32, **options: Any) -> Arrays:
+    """Images of noise, as large as CIFAR's unless another size is given."""
+    generator = torch.Generator(device).manual_seed(0)
+    images = torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=generator, device=device)
+    labels = torch.randint(10, (count,), generator=generator, device=device)
+    return Arrays(images, labels, batch, mean=MEAN, std=STD, **options)
+
+
+def phases(network: Network, engine: Engine, repeats: int, **changes: Any) -> dict[str, float]:
+    """Median seconds per 50,000 images of each phase; its first epoch captures and is left out."""
     torch.manual_seed(0)
-    model = find_model(name).cuda()
-    train = arrays("cuda", IMAGES, shuffle=True, crop=4, flip=True, channels_last=engine.channels_last, drop_last=True)
+    model = find_model(network.name).cuda()
+    options = {"shuffle": True, "crop": network.size // 8, "flip": True, "channels_last": engine.channels_last}
+    train = arrays("cuda", network.images, network.batch, network.size, drop_last=True, **options)
     task = secateur.classification(train)
-    graph = secateur.analyze(model, torch.randn(1, 3, 32, 32, device="cuda"))
+    graph = secateur.analyze(model, torch.randn(1, 3, network.size, network.size, device="cuda"), probe=False)
     common = {"tick_removes": 0.002, "tock_every": repeats + 1, "tock_epochs": repeats + 1, **changes}
     pruning = secateur.TickTock.of(keep_macs=0.3, **common)
     tuning = secateur.TickTock.of(keep_macs=1.0, finetune_epochs=repeats + 1, **changes)
@@ -65,7 +89,7 @@ def phases(name: str, engine: Engine, repeats: int, **changes: Any) -> dict[str,
                 seconds.setdefault(kind, []).append(event.seconds)
             if all(len(seconds.get(kind, ())) > repeats for kind in wanted):
                 break
-    return {kind: median(values[1:]) for kind, values in seconds.items()}
+    return {kind: median(values[1:]) * IMAGES / network.images for kind, values in seconds.items()}
 
 
 def evaluation(name: str) -> float:
@@ -151,79 +175,65 @@ def peak_memory(name: str) -> tuple[float, float]:
     return peaks[0], peaks[1]
 
 
-def floor(name: str) -> tuple[float, float]:
-    """Seconds an epoch cannot fall below: by arithmetic at 790 TFLOP/s, and by memory traffic at 4.8 TB/s.
+def floor(network: Network) -> tuple[float, float]:
+    """Seconds that 50,000 images cannot fall below: by arithmetic at 790 TFLOP/s, and by memory traffic at 4.8 TB/s.
 
     Traffic: every batch norm, ReLU and convolution reads and writes its activations once, forward and backward, in two
     bytes; that is about ten passes over the output of each convolution.
     """
-    model = find_model(name)
-    graph = secateur.analyze(model, torch.randn(1, 3, 32, 32), probe=False)
+    model, image = find_model(network.name), torch.randn(1, 3, network.size, network.size)
+    graph = secateur.analyze(model, image, probe=False)
     sizes: list[int] = []
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.register_forward_hook(lambda m, args, out: sizes.append(out.numel()))
-    model.eval()(torch.randn(1, 3, 32, 32))
+    model.eval()(image)
     return 3 * 2 * graph.macs * IMAGES / 790e12, 10 * 2 * sum(sizes) * IMAGES / 4.8e12
 
 
-def on_cuda(repeats: int, workers: int) -> tuple[str, list[dict[str, Any]]]:
-    hardware = f"{torch.cuda.get_device_name()}, torch {version('torch')}"
-    rows = []
-    for name in NETWORKS:
-        fast = Engine(precision="bf16", channels_last=True)
-        row: dict[str, Any] = {"network": name, "floor": floor(name)}
-        row["captured, bf16"] = phases(name, fast, repeats)
-        row["captured, bf16, channels first"] = phases(name, Engine(precision="bf16"), repeats)
-        row["captured, fp32"] = phases(name, Engine(channels_last=True), repeats)
-        row["captured, bf16, distilled"] = phases(name, fast, repeats, distill=0.9)
-        pieces = Engine(precision="bf16", channels_last=True, graphs=False)
-        row["piece by piece, bf16"] = phases(name, pieces, 1)
-        row["plain loop, bf16"] = plain_loop(name, workers, 300, True, "bf16")
-        row["plain loop, fp32"] = plain_loop(name, workers, 300, False, "fp32")
-        row["evaluation"] = evaluation(name)
-        row["memory"] = peak_memory(name)
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-    return hardware, rows
+def ways(network: Network, repeats: int, workers: int) -> dict[str, Callable[[], Any]]:
+    """What can be measured of a network, by name."""
+    fast = Engine(precision="bf16", channels_last=True, compile="never")
+    found: dict[str, Callable[[], Any]] = {
+        "compiled, bf16": lambda: phases(network, replace(fast, compile="always"), repeats),
+        "captured, bf16": lambda: phases(network, fast, repeats),
+        "piece by piece, bf16": lambda: phases(network, replace(fast, graphs=False), 1),
+    }
+    if network.size == 32:
+        found |= {
+            "captured, bf16, channels first": lambda: phases(network, replace(fast, channels_last=False), repeats),
+            "captured, fp32": lambda: phases(network, replace(fast, precision="fp32"), repeats),
+            "captured, bf16, distilled": lambda: phases(network, fast, repeats, distill=0.9),
+            "plain loop, bf16": lambda: plain_loop(network.name, workers, 300, True, "bf16"),
+            "plain loop, fp32": lambda: plain_loop(network.name, workers, 300, False, "fp32"),
+            "evaluation": lambda: evaluation(network.name),
+            "memory": lambda: peak_memory(network.name),
+        }
+    return found
 
 
-def report(hardware: str, rows: list[dict[str, Any]], repeats: int) -> str:
-    lines = [
-        "# How fast the engine trains",
-        "",
-        f"Made by `python benchmarks/engine.py --device cuda -n {repeats}` on one {hardware}; medians, seed 0.",
-        "",
-        f"Seconds per epoch of {IMAGES:,} images of 32x32 at batch {BATCH}, crop and flip included. A Tick includes",
-        "its removal. The plain loop has torchvision's transforms in a DataLoader.",
-        "",
-        "| network | how | Tick | Tock | fine-tuning |",
-        "|---|---|---:|---:|---:|",
-    ]
-    for row in rows:
-        for how, value in row.items():
-            if isinstance(value, dict):
-                cells = " | ".join(f"{value[kind]:.2f}" for kind in ("Tick", "Tock", "FineTune"))
-                lines.append(f"| {row['network']} | {how} | {cells} |")
-            elif how.startswith("plain"):
-                lines.append(f"| {row['network']} | {how} | | | {value:.2f} |")
-    if "evaluation" in rows[0]:
-        told = ", ".join(f"{row['network']} {row['evaluation']:.2f} s" for row in rows)
-        lines += ["", f"Evaluation of 10,000 images in single precision: {told}."]
-    columns = ("network", "arithmetic", "memory", "Tock / larger floor", "images/s in a Tock", "gated / plain memory")
-    lines += [
-        "",
-        "Floors: seconds that arithmetic and memory traffic alone would take.",
-        "",
-        f"| {' | '.join(columns)} |",
-    ]
-    lines.append("|---|---:|---:|---:|---:|---:|")
-    for row in rows:
-        tock, (plain, gated) = row["captured, bf16"]["Tock"], row["memory"]
-        arithmetic, memory = row["floor"]
-        parts = [f"{arithmetic:.2f} s", f"{memory:.2f} s", f"{tock / max(row['floor']):.1f}", f"{IMAGES / tock:,.0f}"]
-        lines.append(f"| {row['network']} | {' | '.join(parts)} | {gated / plain:.3f} |")
-    return "\n".join(lines) + "\n"
+def on_cuda(networks: list[str], wanted: list[str] | None, repeats: int, workers: int) -> None:
+    hardware = f"{torch.cuda.get_device_name()}, torch {version('torch')}, n = {repeats}"
+    for name in networks:
+        for way, measure in ways(NETWORKS[name], repeats, workers).items():
+            if wanted is None or way in wanted:
+                value = measure()
+                print(json.dumps({"network": name, "way": way, "value": value, "hardware": hardware}), flush=True)
+                merge({"engine": {name: {way: {"value": value, "hardware": hardware}}}})
+        merge({"floors": {name: floor(NETWORKS[name])}})
+
+
+def merge(found: dict[str, Any], path: Path = DOCS / "performance.json") -> None:
+    """Add numbers to those in the file, in the place of older ones."""
+
+    def into(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+        return old | {
+            k: into(old[k], v) if isinstance(v, dict) and isinstance(old.get(k), dict) and "value" not in v else v
+            for k, v in new.items()
+        }
+
+    before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(into(before, found), indent=1) + "\n")
 
 
 def on_cpu(repeats: int) -> str:
@@ -264,10 +274,13 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("-n", "--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=12, help="of the plain loop's DataLoader")
+    parser.add_argument("--networks", nargs="+", choices=tuple(NETWORKS), default=list(NETWORKS))
+    parser.add_argument("--ways", nargs="+", help="such as 'compiled, bf16'; all of them by default")
     parser.add_argument("--processes", type=int, help="only ResNet-56, in so many processes at once")
     options = parser.parse_args()
     if options.processes == 1:
-        print(phases("resnet56", Engine(precision="bf16", channels_last=True), options.repeats))
+        fast = Engine(precision="bf16", channels_last=True, compile="never")
+        print(phases(NETWORKS["resnet56"], fast, options.repeats))
         return
     if options.processes:
         at_once(options.processes, options.repeats)
@@ -275,10 +288,7 @@ def main() -> None:
     if options.device == "cpu":
         print(on_cpu(options.repeats))
         return
-    hardware, rows = on_cuda(options.repeats, options.workers)
-    page = report(hardware, rows, options.repeats)
-    print(page)
-    (DOCS / "performance.md").write_text(page)
+    on_cuda(options.networks, options.ways, options.repeats, options.workers)
 
 
 if __name__ == "__main__":
