@@ -31,6 +31,7 @@ import secateur
 from secateur.data.arrays import Arrays
 from secateur.data.decode import gpu_decoder, read_image
 from secateur.data.folders import IMAGES
+from secateur.data.maps import compose
 from secateur.data.photos import IMAGENET_MEAN, IMAGENET_STD, Photos
 from secateur.data.views import Crops, ResizedCrops
 from secateur.models.lookup import find_model
@@ -50,8 +51,7 @@ class ByTorchvision(Dataset):
         from torchvision.transforms import v2
 
         self.paths = paths
-        numbers = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
-        self.transform = v2.Compose([v2.RandomResizedCrop(224), v2.RandomHorizontalFlip(), *numbers])
+        self.transform = compose(v2.RandomResizedCrop(224), v2.RandomHorizontalFlip())
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -125,8 +125,7 @@ def by_pillow() -> Callable[[Any], Tensor]:
     """The view of a test, as torchvision computes it."""
     from torchvision.transforms import v2
 
-    numbers = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
-    return v2.Compose([v2.Resize((256, 256)), v2.CenterCrop(224), *numbers])
+    return compose(v2.Resize((256, 256)), v2.CenterCrop(224))
 
 
 def resumes(photos: Photos) -> bool:

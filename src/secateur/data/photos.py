@@ -23,7 +23,7 @@ from secateur.data.views import Crops, Part, ResizedCrops, render, to_device
 from secateur.errors import InvalidSetting
 from secateur.extras import import_extra
 from secateur.randomness import mix
-from secateur.training.batches import choose
+from secateur.training.batches import choose, without_single
 from secateur.training.shards import BatchShard
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -81,9 +81,8 @@ class Photos:
         labels = torch.tensor(self.targets) if self.targets is not None else None
         if per_class is not None and labels is None:
             raise InvalidSetting("images without labels have no classes", remedy="Use a fraction instead")
-        chosen = choose(len(self.paths), labels, fraction, per_class, generator).tolist()
-        if per_class is None and len(chosen) > self.batch_size > 1 and len(chosen) % self.batch_size == 1:
-            chosen.pop()  # it would be a batch of its own, and norms cannot train on one example
+        drawn = choose(len(self.paths), labels, fraction, per_class, generator)
+        chosen = (drawn if per_class else without_single(drawn, self.batch_size)).tolist()
         lists = {name: getattr(self, name) for name in ("paths", "targets", "boxes")}
         parts = {name: [items[i] for i in chosen] for name, items in lists.items() if items is not None}
         return replace(self, shuffle=True, **parts)

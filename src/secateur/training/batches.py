@@ -75,6 +75,13 @@ def count(batches: Iterable[Any]) -> int:
     return number
 
 
+def num_examples(batch: Any) -> int | None:
+    """How many examples a batch has, by its first tensor with axes; None where it has none."""
+    sizes: list[int] = []
+    map_tensors(batch, lambda tensor: sizes.extend(tensor.shape[:1]))
+    return sizes[0] if sizes else None
+
+
 def check_repeats(batches: Iterable[Any] | None, what: str) -> None:
     """Raise for what cannot be iterated, or only once."""
     can_be_iterated = batches is None or any(hasattr(batches, name) for name in ("__iter__", "__getitem__"))
@@ -99,8 +106,7 @@ def draw(batches: Iterable[Any], fraction: float, per_class: int | None, generat
         given = torch.as_tensor(list(batches.sampler))
         labels = _labels(batches.dataset)[given] if per_class else None
         chosen = given[choose(given.numel(), labels, fraction, per_class, generator)]
-        if per_class is None and chosen.numel() > batches.batch_size > 1 and chosen.numel() % batches.batch_size == 1:
-            chosen = chosen[:-1]  # it would be a batch of its own, and norms cannot train on one example
+        chosen = chosen if per_class else without_single(chosen, batches.batch_size)
         drops = batches.drop_last and chosen.numel() >= batches.batch_size
         part = Subset(batches.dataset, chosen.tolist())
         return rebuild(batches, part, batch_size=batches.batch_size, shuffle=True, drop_last=drops)
@@ -143,6 +149,11 @@ def choose(
     place = torch.arange(size, device="cpu") - torch.repeat_interleave(torch.cumsum(sizes, 0) - sizes, sizes)
     chosen = by_class[place < per_class]
     return chosen[torch.randperm(chosen.numel(), generator=generator, device="cpu")]
+
+
+def without_single(chosen: Tensor, batch_size: int) -> Tensor:
+    """Without the last one if it would be a batch of its own: norms cannot train on one example."""
+    return chosen[:-1] if chosen.numel() > batch_size > 1 and chosen.numel() % batch_size == 1 else chosen
 
 
 def rebuild(loader: DataLoader, dataset: Any, **sampling: Any) -> DataLoader:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from secateur.errors import InvalidData
-from secateur.nested import map_tensors
 from secateur.randomness import preserved, random_state, restore_random
-from secateur.training.batches import device_of, prefetch
+from secateur.training.batches import device_of, num_examples, prefetch
 from secateur.training.compiled import Compiled, pays, unchanged
 from secateur.training.distributed import World
 from secateur.training.engine import Engine
@@ -171,7 +170,8 @@ class Trainer:
 
     def _do(self, work: Work, batch: Any, weight: float, first: bool, last: bool, check: bool) -> None:
         # A run may be resumed with the last batch of an epoch, which is smaller: nothing is made for its shapes.
-        known = self._full and _size(batch) >= self._full
+        size = num_examples(batch)
+        known = self._full and (size is None or size >= self._full)
         if work.name not in self._graphs and (known or (weight == 1 and not self._full)):
             self._set_up(work, batch, even=weight == 1)
         # All processes must replay an exchange, or none. If the batch divides evenly, the weight is 1 in all of them.
@@ -331,10 +331,3 @@ def check_loss(loss: Any) -> None:
     if not loss.requires_grad:
         remedy = "Compute it from the output of the model without detach() or no_grad()"
         raise InvalidData("the loss has no gradient", remedy=remedy)
-
-
-def _size(batch: Any) -> int:
-    """How many examples a batch has, by its first tensor; many where it has none."""
-    sizes: list[int] = []
-    map_tensors(batch, lambda tensor: sizes.extend(tensor.shape[:1]))
-    return sizes[0] if sizes else NEVER

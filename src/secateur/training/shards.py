@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 
 from secateur.errors import InvalidData
 from secateur.nested import map_tensors
-from secateur.training.batches import loads_by_index, rebuild
+from secateur.training.batches import loads_by_index, num_examples, rebuild
 
 
 def shard(batches: Iterable[Any], rank: int, world: int) -> Iterable[Any]:
@@ -145,15 +145,14 @@ class CutBatches(BatchShard):
 
 
 def _size(batch: Any) -> int:
-    sizes: list[int] = []
-    map_tensors(batch, lambda tensor: sizes.extend(tensor.shape[:1]))
-    if not sizes:
+    size = num_examples(batch)
+    if size is None:
         raise InvalidData(
             "a batch holds no tensor to cut into parts for several processes",
             got=type(batch).__name__,
             remedy="Give the source of the batches a method shard(rank, world)",
         )
-    return sizes[0]
+    return size
 
 
 def _cut(tensor: Tensor, size: int, here: slice) -> Tensor:
