@@ -160,6 +160,12 @@ def named(*names: int) -> bytes:
     return bytes(data)
 
 
+def sampled(grey: bytes) -> bytes:
+    """A grey JPEG whose header gives a sampling that has no meaning there."""
+    place = grey.index(b"\xff\xc0") + 11
+    return grey[:place] + b"\x22" + grey[place + 1 :]
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -170,6 +176,7 @@ def named(*names: int) -> bytes:
         marked(jpeg(), b"\xff\xee", ADOBE + b"\x01"),
         # Within a segment bytes may look like a marker.
         marked(jpeg(), b"\xff\xfe", b"\xff\xc2" * 20),
+        saved(SMOOTH),
     ],
 )
 def test_plain_jpegs_have_a_size(data: bytes) -> None:
@@ -180,7 +187,7 @@ def test_plain_jpegs_have_a_size(data: bytes) -> None:
     "data",
     {
         "progressive": saved(PLAIN, progressive=True),
-        "grey": saved(SMOOTH),
+        "grey, of another sampling": sampled(saved(SMOOTH)),
         "CMYK": saved(PLAIN.convert("CMYK")),
         "RGB": saved(PLAIN, keep_rgb=True),
         "RGB by its mark": marked(jpeg(), b"\xff\xee", ADOBE + b"\x00"),

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from secateur.data.decode import read_image
 from secateur.data.layout import Layout
-from secateur.data.photos import IMAGENET_MEAN, IMAGENET_STD, check_batch_size, num_workers
+from secateur.data.photos import IMAGENET_MEAN, IMAGENET_STD, check_batch_size
+from secateur.data.workers import num_workers
 from secateur.extras import import_extra
 
 VOID = 255

@@ -6,20 +6,20 @@ The order and the views follow from torch's global random numbers alone, whoever
 
 from __future__ import annotations
 
-import os
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from secateur.data.decode import gpu_decoder, read_image
+from secateur.data.decode import gpu_decoder, read_photo, torchvision_decodes
 from secateur.data.gpu_reader import GpuReader
 from secateur.data.layout import Layout
 from secateur.data.views import Crops, Part, ResizedCrops, render, to_device
+from secateur.data.workers import in_workers, num_workers
 from secateur.errors import InvalidSetting
 from secateur.extras import import_extra
 from secateur.randomness import mix
@@ -47,7 +47,7 @@ class Photos:
     boxes: list[Box] | None = None
     """Each image is cropped to its box first."""
     workers: int | None = None
-    """Processes that decode, where no GPU does; None for up to 8 if there is much data."""
+    """Processes that decode, or read for a GPU that does; None for up to 8 if there is much data."""
     device: torch.device = torch.device("cpu")
     channels_last: bool = False
 
@@ -87,6 +87,11 @@ class Photos:
         parts = {name: [items[i] for i in chosen] for name, items in lists.items() if items is not None}
         return replace(self, shuffle=True, **parts)
 
+    @property
+    def num_workers(self) -> int:
+        """How many processes read or decode."""
+        return num_workers(len(self.paths)) if self.workers is None else self.workers
+
     def part_of(self, index: int, width: int, height: int) -> Part:
         """What is used of an image of that size: all of it, or its box as far as it is within the image."""
         if self.boxes is None:
@@ -101,8 +106,9 @@ class Photos:
 
     def pixels(self, index: int, numbers: Sequence[float]) -> Tensor:
         """The view of one image that these random numbers choose, size x size x colour, decoded with care."""
-        image = read_image(self.paths[index], self.layout)
-        view = self.crops.view(self.part_of(index, *image.size), numbers)
+        image = read_photo(self.paths[index], self.layout)
+        width, height = image.shape[1::-1] if isinstance(image, Tensor) else image.size
+        view = self.crops.view(self.part_of(index, width, height), numbers)
         return render(image, view, self.crops.size)
 
 
@@ -170,40 +176,28 @@ class PhotosShard(BatchShard):
 
 def _by_workers(photos: Photos, plan: Iterator[Batch]) -> Iterator[tuple[Batch, Tensor]]:
     """Bytes on the device, image x size x size x colour, decoded by processes."""
-    import_extra("PIL.Image", "vision").init()  # here, so that not every worker has to
-    # Workers run ahead, so what is known of a batch waits here for its pixels, which come in the same order.
-    waiting: deque[Batch] = deque()
-
-    class Requests:
-        def __iter__(self) -> Iterator[list[tuple[int, list[float]]]]:
-            for batch in plan:
-                waiting.append(batch)
-                yield list(zip(batch.indices, batch.numbers, strict=True))
-
-    loader = DataLoader(
-        _Views(replace(photos, device=torch.device("cpu"))),
-        batch_sampler=Requests(),  # pyright: ignore[reportArgumentType]
-        num_workers=num_workers(len(photos.paths)) if photos.workers is None else photos.workers,
-        pin_memory=photos.device.type == "cuda",
-        generator=torch.Generator(),
+    # Here, so that not every worker has to.
+    import_extra("PIL.Image", "vision").init()
+    torchvision_decodes()
+    shape = photos.crops.size, photos.crops.size, 3
+    made = in_workers(
+        partial(_views, replace(photos, device=torch.device("cpu"))),
+        plan,
+        photos.num_workers,
+        size=photos.batch_size * prod(shape),
+        used=1,
     )
-    batches: Any = iter(loader)
-    try:
-        for pixels in batches:
-            yield waiting.popleft(), pixels.to(photos.device, non_blocking=True)
-    finally:
-        if hasattr(batches, "_shutdown_workers"):
-            batches._shutdown_workers()  # left to the garbage collector, this takes ten seconds
+    for batch, count, memory in made:
+        pixels = memory[: count * prod(shape)].view(count, *shape)
+        yield batch, to_device(pixels, photos.device)
 
 
-@dataclass(frozen=True)
-class _Views(Dataset):
-    """Views of images by index and random numbers."""
-
-    photos: Photos
-
-    def __getitem__(self, request: tuple[int, list[float]]) -> Tensor:
-        return self.photos.pixels(*request)
+def _views(photos: Photos, batch: Batch, memory: Tensor) -> int:
+    """The pixels of a batch, one image after another; returns how many."""
+    views = memory.view(-1, photos.crops.size, photos.crops.size, 3)
+    for view, index, numbers in zip(views, batch.indices, batch.numbers, strict=False):
+        view.copy_(photos.pixels(index, numbers))
+    return len(batch.indices)
 
 
 def _normalization(photos: Photos) -> Any:
@@ -222,13 +216,3 @@ def _normalization(photos: Photos) -> Any:
 def check_batch_size(batch_size: int) -> None:
     if batch_size < 1:
         raise InvalidSetting("batch_size is out of range", got=batch_size, wanted="1 or more")
-
-
-def num_workers(images: int) -> int:
-    """Starting workers takes longer than decoding a few images."""
-    return 0 if images < 1000 else min(8, num_cores() - 1)
-
-
-def num_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

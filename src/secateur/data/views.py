@@ -108,14 +108,17 @@ class ResizedCrops:
 
 
 def render(image: Any, view: View, size: int) -> Tensor:
-    """The view of a Pillow image, as bytes: size x size x colour."""
+    """The view of an image, of Pillow's or of bytes (height x width x colour), as bytes: size x size x colour."""
     left, top, width, height = view.part
-    if (left, top, width, height) != (0, 0, *image.size):
-        image = image.crop((left, top, left + width, top + height))
-    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(1, height, width, 3)
+    if isinstance(image, Tensor):
+        pixels = image[top : top + height, left : left + width]
+    else:
+        if (left, top, width, height) != (0, 0, *image.size):
+            image = image.crop((left, top, left + width, top + height))
+        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(height, width, 3)
     # Torch does what Pillow does, up to rounding, in half the time.
     shape = (view.down, view.across)
-    grid = F.interpolate(pixels.permute(0, 3, 1, 2), shape, mode="bilinear", antialias=True)[0].permute(1, 2, 0)
+    grid = F.interpolate(pixels.permute(2, 0, 1)[None], shape, mode="bilinear", antialias=True)[0].permute(1, 2, 0)
     before = max(0, -view.x), max(0, -view.y)
     after = max(0, view.x + size - view.across), max(0, view.y + size - view.down)
     if any((*before, *after)):
