@@ -76,7 +76,7 @@ def read_part(photos: Photos, part: Part, memory: Tensor) -> tuple[list[int], li
             decoded.append(place)
             continue
         view = photos.crops.view(photos.part_of(index, *size), numbers)
-        jpegs.append(Jpeg(place, content, size[::-1], view))
+        jpegs.append(Jpeg(place, content, (size[1], size[0]), view))
         end = content.stop if content is not None else end
     return decoded, jpegs
 
@@ -166,7 +166,7 @@ class GpuReader:
             chosen = [jpegs[i] for i in group]
             places += [place for place, *_ in chosen]
             try:
-                images = self._decode_group([self._content(*each) for _, *each in chosen])
+                images = self._decode_group([self._content(part, file, room) for _, part, file, room in chosen])
                 parts.append((images, [file.view for _, _, file, _ in chosen]))
             except torch.OutOfMemoryError:
                 raise

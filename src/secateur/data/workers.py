@@ -10,7 +10,7 @@ import mmap
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ AHEAD = 2
 
 def in_workers(
     make: Callable[[Request, Tensor], Made], requests: Iterable[Request], workers: int, size: int, used: int
-) -> Iterator[tuple[Request, Made, Tensor]]:
+) -> Generator[tuple[Request, Made, Tensor]]:
     """Each request with what `make` returned for it, and with the bytes in which it left the rest.
 
     size: how many bytes.
