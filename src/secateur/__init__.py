@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         UnreachableBudget,
     )
     from secateur.pruning.gates import insert_gates_, merge_gates_
-    from secateur.pruning.latency import measure_latency
+    from secateur.pruning.measure import measure_latency
     from secateur.pruning.pruner import Pruner
     from secateur.pruning.repair import repair
     from secateur.pruning.scores import Score
@@ -94,7 +94,7 @@ _HOMES = {
         "UnreachableBudget",
     ),
     "pruning.gates": ("insert_gates_", "merge_gates_"),
-    "pruning.latency": ("measure_latency",),
+    "pruning.measure": ("measure_latency",),
     "pruning.pruner": ("Pruner",),
     "pruning.repair": ("repair",),
     "pruning.scores": ("Score",),

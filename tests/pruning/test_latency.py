@@ -24,7 +24,7 @@ from secateur import (
 )
 from secateur.models.lookup import find_model
 from secateur.models.resnet_cifar import CifarResNet
-from secateur.pruning.latency import LatencyTable, LayerTable, with_rest
+from secateur.pruning.latency import LatencyTable, LayerTable
 from secateur.pruning.selection import Target, ranked
 
 EXAMPLE = torch.randn(1, 3, 16, 16)
@@ -87,17 +87,6 @@ def test_between_widths_the_time_is_straight() -> None:
     assert layer.at(4, 20) == 6.0
     assert layer.at(3, 15) == pytest.approx((1 + 2 + 3 + 6) / 4)
     assert LayerTable("x", (None, 0), (8,), (4, 8), ((1.0, 2.0),)).at(8, 6) == 1.5
-
-
-def test_the_rest_of_the_time_falls_with_what_layers_put_out() -> None:
-    wide = LayerTable("wide", (1, 0), (4,), (10, 20), ((3.0, 5.0),))
-    narrow = LayerTable("narrow", (1, 0), (4,), (5, 10), ((1.0, 2.0),))
-    slow, less = with_rest([wide, narrow], [300, 100], 27.0)
-    assert slow.at(4, 20) == 5 + 15
-    assert slow.at(4, 10) == 3 + 7.5
-    assert less.at(4, 10) == 2 + 5
-    assert less.at(4, 5) == 1 + 2.5
-    assert with_rest([wide, narrow], [300, 100], 6.0) == [wide, narrow], "less than its layers take by themselves"
 
 
 @pytest.mark.parametrize(

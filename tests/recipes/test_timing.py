@@ -11,7 +11,8 @@ from torch import nn
 
 from secateur.channels.example import Example
 from secateur.models.resnet_cifar import CifarResNet
-from secateur.pruning.latency import LatencyTable, measure_latency, time_whole
+from secateur.pruning.latency import LatencyTable
+from secateur.pruning.measure import measure_latency, time_whole
 from secateur.recipes import timing
 from secateur.recipes.jobs import Order
 from secateur.training.engine import Engine

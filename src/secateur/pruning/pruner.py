@@ -25,6 +25,7 @@ from secateur.pruning.residual import Residual as Residual  # registers it
 from secateur.pruning.scores import Score, Taylor, checked, make_score
 from secateur.pruning.selection import (
     Target,
+    best_widths,
     check_reachable,
     count_filters,
     filters_per_channel,
@@ -191,6 +192,7 @@ class Pruner:
         fraction: float | None = None,
         budget: Budget | None = None,
         *,
+        step: float = 1.0,
         optimizer: torch.optim.Optimizer | None = None,
         cut: bool = True,
         repair: Iterable[Any] | None = None,
@@ -201,6 +203,7 @@ class Pruner:
 
         fraction: at most this share of the filters that remain; without it, as many as the budget needs.
         budget: where to stop, such as Budget(macs=0.4).
+        step: at most this share of what the budget counts.
         optimizer: the one that trains the model, so that its state is cut too.
         cut: cut the tensors now; otherwise the channels are only masked until `cut_`, unless a learnt shift behind the
             gate could make them non-zero again.
@@ -229,8 +232,13 @@ class Pruner:
         if fraction is not None:
             gated = filters_per_channel(self.graph)[self.kept & self.gates.removable]
             quota = max(1, round(fraction * int(gated.sum())))
-        before, multiple_of = self.kept, self.limits.multiple_of
-        after = select(self.graph, before, worth, self.floors, multiple_of=multiple_of, quota=quota, target=target)
+        before, multiple_of, floors, stop = self.kept, self.limits.multiple_of, self.floors, target
+        if target is not None:
+            if target.budget.counts == "latency" and self.rank == "score_per_microsecond":
+                floors, stop = best_widths(target, before, scores, floors, multiple_of), None
+            if (share := target.left(before) - step) > target.budget.share:
+                stop = target.at(share)
+        after = select(self.graph, before, worth, floors, multiple_of=multiple_of, quota=quota, target=stop)
         removed = removed_by_group(self.graph, before, after)
         loose = [name for name in removed if self.gates.loose(self.graph.group(name))]
         if loose and not cut and optimizer is None:

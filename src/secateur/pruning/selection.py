@@ -12,6 +12,7 @@ from secateur.channels.groups import ChannelGraph
 from secateur.errors import InvalidSetting, UnreachableBudget, unknown_name
 from secateur.pruning.latency import LatencyTable
 from secateur.pruning.settings import Budget, Rank
+from secateur.pruning.widths import Knapsack, Times
 
 
 class Target:
@@ -40,6 +41,10 @@ class Target:
                 return self.graph.count_params(kept)
         assert self.table is not None
         return self.table.value(self.graph, kept)
+
+    def at(self, share: float) -> Target:
+        """The same with another share."""
+        return Target(Budget(**{self.budget.counts: share}), self.graph, self.table)
 
     def left(self, kept: Tensor) -> float:
         """The share that is left."""
@@ -122,6 +127,25 @@ def ranked(
         return scores.double() / table.savings(graph, kept) ** power
     saved = graph.savings(kept)[0 if rank == "score_per_mac" else 1]
     return scores.double() / saved.double().clamp_min(1) ** power
+
+
+def best_widths(target: Target, kept: Tensor, scores: Tensor, floors: Tensor, multiple_of: int) -> Tensor:
+    """For a budget of time: how many channels of each group are kept to keep the most importance within it."""
+    graph = target.graph
+    assert target.table is not None
+    gains, choices = list[Tensor](), list[Tensor]()
+    for group, each, floor in zip(graph.groups, multiples(graph, multiple_of).tolist(), floors.tolist(), strict=True):
+        here = scores[group.span][kept[group.span]].double().sort(descending=True).values
+        multiple = range(-(-max(1, floor) // each) * each, here.numel(), each)
+        choices.append(torch.tensor([*multiple, here.numel()], dtype=torch.long, device="cpu"))
+        gains.append(torch.cat([here.new_zeros(1), here.cumsum(0)])[choices[-1]])
+    knapsack = Knapsack(Times(target.table, graph), gains, choices)
+    worth = ranked(graph, kept, scores, "score_per_microsecond", target.table)
+    greedy = select(graph, kept, worth, floors, multiple_of=multiple_of, target=target)
+    counts = torch.bincount(graph.group_of[greedy], minlength=len(graph.groups))
+    start = [int(torch.searchsorted(widths, count)) for widths, count in zip(choices, counts, strict=True)]
+    found = knapsack.solve(target.budget.share * target.whole, torch.tensor(start, dtype=torch.long, device="cpu"))
+    return torch.stack([widths[place] for widths, place in zip(choices, found.tolist(), strict=True)])
 
 
 def select(

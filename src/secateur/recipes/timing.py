@@ -12,7 +12,8 @@ from torch import nn
 
 from secateur.channels.example import Example
 from secateur.files import read_json, write_atomic
-from secateur.pruning.latency import LatencyTable, measure_latency, time_whole
+from secateur.pruning.latency import LatencyTable
+from secateur.pruning.measure import measure_latency, time_whole
 from secateur.recipes.jobs import Job
 from secateur.runs.settings import TickTock
 from secateur.training.distributed import World

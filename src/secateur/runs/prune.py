@@ -15,7 +15,8 @@ from secateur.channels.groups import ChannelGraph, check_graph
 from secateur.channels.plan import Plan
 from secateur.channels.verify import verify
 from secateur.errors import InvalidSetting
-from secateur.pruning.latency import LatencyTable, measure_latency
+from secateur.pruning.latency import LatencyTable
+from secateur.pruning.measure import measure_latency
 from secateur.runs.events import Finished, Result
 from secateur.runs.phases import Phase, StartPhase, TrainPhase
 from secateur.runs.record import continued

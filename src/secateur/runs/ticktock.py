@@ -20,7 +20,6 @@ from secateur.pruning.pruner import Pruner, Removal
 from secateur.pruning.repair import gather
 from secateur.pruning.scores import Random, check_state
 from secateur.pruning.selection import Target, check_reachable
-from secateur.pruning.settings import Budget
 from secateur.runs.events import Event, Tick, Tock
 from secateur.runs.phases import Phase, only_train_
 from secateur.runs.settings import Ticks, TickTock
@@ -168,12 +167,12 @@ class PruningPhase(Phase):
 
     def _remove(self, run: Run) -> Removal:
         """Remove channels. Repair refers to the network just before, or to the whole one where nothing trains."""
-        settings, budget = self.settings, self.settings.budget
-        share = max(budget.share, self.target.left(self.pruner.kept) - settings.ticks.step)
+        settings = self.settings
         remove = partial(
             self.pruner.prune,
             settings.ticks.removes,
-            Budget(**{budget.counts: share}),
+            settings.budget,
+            step=settings.ticks.step,
             optimizer=self.optimizer,
             cut=self.cut_at_once,
         )

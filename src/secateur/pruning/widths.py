@@ -1,0 +1,199 @@
+"""Which widths keep the most importance within a budget of time: a knapsack whose items share layers.
+
+The time of a layer depends on the widths of two groups or more, so what a channel saves depends on the widths of its
+neighbours. For a price of time, each group in turn takes the width that is best beside the others, until none changes.
+The price is searched until the budget is met; what is left of the budget is filled, and widths are traded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from secateur.channels.groups import ChannelGraph
+from secateur.pruning.latency import LatencyTable
+
+PRICES = 40
+"""Prices of time that are tried."""
+SWEEPS = 20
+"""Times that all groups may change their width for one price."""
+TRADES = 200
+"""Times that one or two groups may change their widths at the end."""
+NEAR = 8
+"""Widths on either side that count for that."""
+
+
+class Times:
+    """The time of a network from the widths of its groups, for many choices at once."""
+
+    def __init__(self, table: LatencyTable, graph: ChannelGraph) -> None:
+        layers, groups = table.layers, len(graph.groups)
+        sizes = torch.tensor([group.size for group in graph.groups], dtype=torch.float64, device="cpu")
+        self.constant = torch.zeros(2, len(layers), dtype=torch.float64, device="cpu")
+        self.each = torch.zeros(2, len(layers), groups, dtype=torch.float64, device="cpu")
+        """How many inputs and outputs of a layer are a channel of each group."""
+        points = max((len(grid) for layer in layers for grid in (layer.inputs, layer.outputs)), default=1)
+        self.grids = torch.zeros(2, len(layers), points, dtype=torch.float64, device="cpu")
+        self.times = torch.zeros(len(layers), points, points, dtype=torch.float64, device="cpu")
+        self.last = torch.zeros(2, len(layers), dtype=torch.long, device="cpu")
+        for number, layer in enumerate(layers):
+            for side, (axis, grid) in enumerate(zip(layer.axes, (layer.inputs, layer.outputs), strict=True)):
+                channels = graph.axes.get((layer.name, axis)) if axis is not None else None
+                if channels is None:
+                    self.constant[side, number] = grid[-1]
+                else:
+                    self.constant[side, number] = int((channels < 0).sum())
+                    here = graph.group_of[channels[channels >= 0]]
+                    self.each[side, number] = torch.bincount(here, minlength=groups) / sizes
+                padded = [*grid, *(grid[-1] + 1 + i for i in range(points - len(grid)))]
+                self.grids[side, number] = torch.tensor(padded, dtype=torch.float64)
+                self.last[side, number] = max(0, len(grid) - 2)
+            rows = torch.tensor(layer.microseconds, dtype=torch.float64)
+            rows = torch.cat([rows, rows[-1:].expand(points - rows.shape[0], -1)])
+            self.times[number] = torch.cat([rows, rows[:, -1:].expand(-1, points - rows.shape[1])], 1)
+        self.touched = [self._of_layers(self.each[:, :, group].sum(0).nonzero()[:, 0]) for group in range(groups)]
+        """The layers that each group changes."""
+
+    def _of_layers(self, layers: Tensor) -> tuple[Tensor, ...]:
+        parts = (part[:, layers] for part in (self.each, self.constant, self.grids, self.last))
+        return (*parts, self.times[layers].flatten(1))
+
+    def __call__(self, widths: Tensor) -> float:
+        """Microseconds of the network with these widths of its groups."""
+        values = self.each @ widths.double() + self.constant
+        return float(_interpolated(values[..., None], self.grids, self.last, self.times.flatten(1)))
+
+    def along(self, group: int, widths: Tensor, choices: Tensor) -> Tensor:
+        """Microseconds of the layers that the group changes, for each choice of its width beside the other widths."""
+        each, constant, *table = self.touched[group]
+        values = each @ widths.double() + constant
+        return _interpolated(values[..., None] + each[:, :, group, None] * (choices - widths[group]), *table)
+
+
+def _interpolated(values: Tensor, grids: Tensor, last: Tensor, times: Tensor) -> Tensor:
+    """The sums of times over layers, each between the four nearest points of its grids.
+
+    values: inputs or outputs x layer x choice.
+    """
+    place = torch.searchsorted(grids, values, right=True).sub_(1)
+    place = torch.minimum(place.clamp_min_(0), last[..., None])
+    points = grids.shape[2]
+    following = (place + 1).clamp_max_(points - 1)
+    low, high = grids.gather(2, place), grids.gather(2, following)
+    down, right = ((values - low) / (high - low).clamp_min_(1e-12)).unbind(0)
+    upper, lower = points * place[0], points * following[0]
+    at = [times.gather(1, row + column) for row in (upper, lower) for column in (place[1], following[1])]
+    first, second = torch.lerp(at[0], at[1], right), torch.lerp(at[2], at[3], right)
+    return torch.lerp(first, second, down).sum(0)
+
+
+class Knapsack:
+    """Groups of channels, the widths that each may have, and how much importance is kept at each."""
+
+    def __init__(self, times: Times, gains: Sequence[Tensor], widths: Sequence[Tensor]) -> None:
+        """gains: for each group the importance kept at each of its `widths`, which are in rising order."""
+        self.times, self.gains, self.widths = times, gains, widths
+        self.padded = nn.utils.rnn.pad_sequence([each.double() for each in widths], batch_first=True)
+
+    def kept(self, places: Tensor) -> float:
+        """The importance of a choice, given by the place of each group's width among those allowed."""
+        return sum(float(gain[place]) for gain, place in zip(self.gains, places.tolist(), strict=True))
+
+    def time(self, places: Tensor) -> float:
+        return self.times(self._widths_of(places))
+
+    def _widths_of(self, places: Tensor) -> Tensor:
+        return self.padded[torch.arange(places.numel(), device="cpu"), places]
+
+    @property
+    def narrowest(self) -> Tensor:
+        return torch.zeros(len(self.widths), dtype=torch.long, device="cpu")
+
+    @property
+    def widest(self) -> Tensor:
+        return torch.tensor([widths.numel() - 1 for widths in self.widths], dtype=torch.long, device="cpu")
+
+    def solve(self, budget: float, start: Tensor | None = None) -> Tensor:
+        """The best choice found whose time is within the budget, never worse than `start` if that is."""
+        if self.time(self.widest) <= budget:
+            return self.widest
+        found = [self._priced(budget, begin) for begin in (self.widest, self.narrowest)]
+        found += [start] if start is not None else []
+        feasible = sorted((each for each in found if self.time(each) <= budget), key=self.kept)
+        improved = [self._traded(each, budget) for each in feasible[-2:]]
+        return max(improved, key=self.kept, default=self.narrowest)
+
+    def _priced(self, budget: float, begin: Tensor) -> Tensor:
+        """The choice at the lowest price of time that meets the budget, with all groups starting from `begin`."""
+        low, high, best = 0.0, 1.0, self.narrowest
+        while self.time(self._best_at(high, begin)) > budget and high < 1e30:
+            low, high = high, 8 * high
+        for _ in range(PRICES):
+            middle = (low * high) ** 0.5 if low else high / 8
+            found = self._best_at(middle, begin)
+            if self.time(found) <= budget:
+                high, best = middle, max(best, found, key=self.kept)
+            else:
+                low = middle
+            if high <= low * 1.001:
+                break
+        return best
+
+    def _best_at(self, price: float, begin: Tensor) -> Tensor:
+        """Where no group alone does better at this price of a microsecond."""
+        places = begin.clone()
+        widths = self._widths_of(places)
+        for _ in range(SWEEPS):
+            before = places.clone()
+            for group in range(len(self.widths)):
+                choices = self.widths[group]
+                if choices.numel() > 1:
+                    value = self.gains[group] - price * self.times.along(group, widths, choices)
+                    places[group] = value.argmax()
+                    widths[group] = choices[places[group]]
+            if torch.equal(places, before):
+                break
+        return places
+
+    def _traded(self, places: Tensor, budget: float) -> Tensor:
+        """Some group gets wider, or one wider and another narrower, as long as that gains within the budget."""
+        places = places.clone()
+        for _ in range(TRADES):
+            left = budget - self.time(places)
+            changes = [self._changes(group, places) for group in range(len(self.widths))]
+            gain, time, group, place = (torch.cat(parts) for parts in zip(*changes, strict=True))
+            order = torch.argsort(gain / time.clamp_min(1e-9), descending=True)
+            single = order[(gain[order] > 0) & (time[order] <= left)][:1].tolist()
+            trades = [[each] for each in single] or self._pairs(gain, time, group, left)
+            for trade in trades:
+                trial = places.clone()
+                trial[group[trade]] = place[trade]
+                if self.time(trial) <= budget:
+                    places = trial
+                    break
+            else:
+                break
+        return places
+
+    def _changes(self, group: int, places: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """For the widths next to its present one, what a group gains and takes, its number, and their places."""
+        now = int(places[group])
+        near = torch.arange(max(0, now - NEAR), min(self.widths[group].numel(), now + NEAR + 1), device="cpu")
+        near = near[near != now]
+        gain, widths = self.gains[group], self._widths_of(places)
+        time = self.times.along(group, widths, self.widths[group][torch.cat([near, places[group : group + 1]])])
+        return gain[near] - gain[now], time[:-1] - time[-1], torch.full_like(near, group), near
+
+    def _pairs(self, gain: Tensor, time: Tensor, group: Tensor, left: float) -> list[list[int]]:
+        """Pairs of changes that gain most, if they did not change each other's times."""
+        # Two that share layers take less time together than apart.
+        slack = 0.02 * float(time.abs().max())
+        narrower, wider = (gain <= 0).nonzero()[:, 0], (gain > 0).nonzero()[:, 0]
+        gained = gain[narrower, None] + gain[wider]
+        allowed = (time[narrower, None] + time[wider] <= left + slack) & (group[narrower, None] != group[wider])
+        gained = torch.where(allowed, gained, 0.0).flatten()
+        best = gained.topk(min(16, gained.numel())).indices
+        best = best[gained[best] > 1e-12 * gain.abs().sum()]
+        return [[int(narrower[pair // wider.numel()]), int(wider[pair % wider.numel()])] for pair in best.tolist()]
