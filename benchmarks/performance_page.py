@@ -62,7 +62,7 @@ def photographs(found: dict[str, Any], floor: list[float]) -> list[str]:
         "",
         filled(
             "ResNet-50 at 224 pixels, batch 256, bf16, channels-last, made by"
-            " `python benchmarks/images.py --photos FOLDER --device cuda --images 10240`"
+            " `python benchmarks/images.py --photos FOLDER --device cuda --images 20480`"
             f" on one {found['hardware']}. The photographs are of ImageNet's validation set, 127 KB each on average."
             " Ceilings: what arithmetic at 790 TFLOP/s and memory traffic at 4.8 TB/s alone would allow."
         ),

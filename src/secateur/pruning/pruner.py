@@ -110,7 +110,8 @@ class Pruner:
         self.score = make_score(score)
         self.rank: Rank = rank
         self.rank_power = rank_power
-        self.limits = limits or Limits()
+        device = next((parameter.device.type for parameter in model.parameters()), "cpu")
+        self.limits = (limits or Limits()).on(device)
         self.graph = check_graph(graph)
         self.floors = self.limits.floors(graph)
         self.latency = latency
@@ -232,7 +233,7 @@ class Pruner:
         if fraction is not None:
             gated = filters_per_channel(self.graph)[self.kept & self.gates.removable]
             quota = max(1, round(fraction * int(gated.sum())))
-        before, multiple_of, floors, stop = self.kept, self.limits.multiple_of, self.floors, target
+        before, multiple_of, floors, stop = self.kept, self.limits.multiple, self.floors, target
         if target is not None:
             if target.budget.counts == "latency" and self.rank == "score_per_microsecond":
                 floors, stop = best_widths(target, before, scores, floors, multiple_of), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import get_args
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from secateur.channels.groups import ChannelGraph
 from secateur.errors import InvalidSetting, UnreachableBudget, unknown_name
 from secateur.pruning.latency import LatencyTable
-from secateur.pruning.settings import Budget, Rank
+from secateur.pruning.settings import Budget, Limits, Rank
 from secateur.pruning.widths import Knapsack, Times
 
 
@@ -74,11 +75,25 @@ def filters_per_channel(graph: ChannelGraph) -> Tensor:
     return torch.tensor([g.filters_per_channel for g in graph.groups], dtype=torch.long, device="cpu")[graph.group_of]
 
 
-def check_reachable(target: Target, floors: Tensor) -> None:
-    """Raise if the budget cannot be met even with every group at its floor, and name the floors that matter most."""
-    graph, lowest = target.graph, target.graph.all_kept()
+def decided(limits: Limits, target: Target, device: str) -> Limits:
+    """Limits for that type of device; an alignment that it was free to choose never puts the budget out of reach."""
+    graph, found = target.graph, limits.on(device)
+    while found is not limits and found.multiple > 1 and not target.met(at_floors(graph, found.floors(graph))):
+        found = replace(found, multiple_of=found.multiple // 2)
+    return found
+
+
+def at_floors(graph: ChannelGraph, floors: Tensor) -> Tensor:
+    """What is kept with every group at its floor."""
+    lowest = graph.all_kept()
     for group, floor in zip(graph.groups, floors.tolist(), strict=True):
         lowest[group.start + floor : group.start + group.size] = False
+    return lowest
+
+
+def check_reachable(target: Target, floors: Tensor) -> None:
+    """Raise if the budget cannot be met even with every group at its floor, and name the floors that matter most."""
+    graph, lowest = target.graph, at_floors(target.graph, floors)
     if target.met(lowest):
         return
     left = target.value(lowest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from secateur.channels.groups import ChannelGraph
 
 Rank = Literal["auto", "score", "score_per_mac", "score_per_param", "score_per_microsecond"]
+Multiple = int | Literal["auto"]
+ON_A_GPU = 8
+"""The multiple of channels that a GPU likes: tensor cores take eight numbers of 16 bits at a time."""
 UNITS = {"macs": "MACs", "params": "parameters", "filters": "filters", "latency": "microseconds"}
 
 
@@ -82,15 +85,29 @@ class Limits(Settings):
     min_ratio: float = 0.1
     """Every group keeps at least this share of its channels, rounded down as in the code of the paper's authors."""
 
-    multiple_of: int = 1
-    """Keep the widths of layers at multiples of this. GPUs are fast at multiples of 8 or 16."""
+    multiple_of: Multiple = "auto"
+    """Keep the widths of layers at multiples of this; auto: of 8 on a GPU, which is slow at odd widths, else any."""
 
     at_least: dict[str, int | float] = field(default_factory=dict)
     """By layer name, with wildcards: how many channels to keep (2), or which share (0.5; 1.0 for all)."""
 
     def check(self) -> None:
-        self.require("1 or more", "min_channels", "multiple_of", holds=lambda value: value >= 1)
+        self.require("1 or more", "min_channels", holds=lambda value: value >= 1)
+        self.require('"auto", or 1 or more', "multiple_of", holds=_is_multiple)
         self.require("a share between 0 and 1", "min_ratio", holds=lambda value: 0 <= value <= 1)
+
+    def on(self, device: str) -> Limits:
+        """The same with "auto" decided for this type of device.
+
+        >>> Limits().on("cuda").multiple, Limits().on("cpu").multiple, Limits(multiple_of=4).on("cuda").multiple
+        (8, 1, 4)
+        """
+        return replace(self, multiple_of=ON_A_GPU if device == "cuda" else 1) if self.multiple_of == "auto" else self
+
+    @property
+    def multiple(self) -> int:
+        """`multiple_of` as a number; 1 if it is not decided."""
+        return 1 if self.multiple_of == "auto" else self.multiple_of
 
     def floors(self, graph: ChannelGraph) -> Tensor:
         """How many channels each group must keep; all of it where no gate can switch them off."""
@@ -100,7 +117,7 @@ class Limits(Settings):
 
         unused = set(self.at_least)
         floors = []
-        for group, multiple in zip(graph.groups, multiples(graph, self.multiple_of).tolist(), strict=True):
+        for group, multiple in zip(graph.groups, multiples(graph, self.multiple).tolist(), strict=True):
             low = max(group.at_least, self.min_channels, math.floor(self.min_ratio * group.size + 1e-9))
             for pattern, wanted in self.at_least.items():
                 if any(fnmatchcase(name, pattern) for name in (group.name, *group.layers)):
@@ -112,6 +129,10 @@ class Limits(Settings):
             known = [name for group in graph.groups for name in group.layers]
             raise unknown_name("layer with removable channels", sorted(unused)[0], known)
         return torch.tensor(floors, dtype=torch.long, device="cpu")
+
+
+def _is_multiple(value: Any) -> bool:
+    return value == "auto" or (isinstance(value, int) and value >= 1)
 
 
 def _count(wanted: float, size: int) -> int:

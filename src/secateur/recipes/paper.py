@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import getdoc
+from typing import Any
 
 from secateur.data.catalog import find_dataset
 from secateur.errors import unknown_name
@@ -46,10 +47,15 @@ def summary_of(name: str) -> str:
     return (getdoc(RECIPES[name]) or "").splitlines()[0]
 
 
+def _as_published(**values: Any) -> TickTock:
+    """Settings with which widths are as they come on every device, as in the paper."""
+    return TickTock.of(multiple_of=1, **values)
+
+
 @recipe
 def digits() -> Recipe:
     """ResNet-14 on handwritten digits: a minute on two cores, nothing to download."""
-    pruning = TickTock.of(
+    pruning = _as_published(
         keep_macs=0.4,
         tick_removes=0.04,
         tock_epochs=3,
@@ -70,7 +76,7 @@ def digits() -> Recipe:
 @recipe
 def resnet56_cifar10() -> Recipe:
     """ResNet-56 on CIFAR-10 with the paper's settings (Table 1)."""
-    return Recipe(network="resnet56", data="cifar10", pruning=TickTock.of(keep_macs=0.4, tick_removes=0.002))
+    return Recipe(network="resnet56", data="cifar10", pruning=_as_published(keep_macs=0.4, tick_removes=0.002))
 
 
 @recipe
@@ -93,13 +99,13 @@ def resnet56_cifar10_ours() -> Recipe:
 @recipe
 def vgg16m_cifar10() -> Recipe:
     """VGG-16-M on CIFAR-10 with the paper's settings."""
-    return Recipe(network="vgg16_m", data="cifar10", pruning=TickTock.of(keep_macs=0.4))
+    return Recipe(network="vgg16_m", data="cifar10", pruning=_as_published(keep_macs=0.4))
 
 
 @recipe
 def vgg16m_cifar100() -> Recipe:
     """VGG-16-M on CIFAR-100 with the paper's settings (Table 3, no layer below 9 channels)."""
-    pruning = TickTock.of(keep_macs=0.4, min_channels=9, min_ratio=0.0)
+    pruning = _as_published(keep_macs=0.4, min_channels=9, min_ratio=0.0)
     return Recipe(network="vgg16_m", data="cifar100", pruning=pruning)
 
 
@@ -122,7 +128,7 @@ def resnet50_imagenet() -> Recipe:
         network="torchvision:resnet50",
         data="imagenet",
         training=from_scratch().but(epochs=90, milestones=(1 / 3, 2 / 3)),
-        pruning=TickTock.of(
+        pruning=_as_published(
             keep_macs=0.6,
             tick_removes=0.002,
             tick_per_class=100,
@@ -144,7 +150,7 @@ def vgg16m_cub200() -> Recipe:
         data="cub200",
         input_size=(3, 224, 224),
         training=from_scratch().but(epochs=90, lr=3e-3, milestones=(1 / 3, 2 / 3), divide=3.0),
-        pruning=TickTock.of(keep_macs=0.4),
+        pruning=_as_published(keep_macs=0.4),
         batch_size=64,
     )
 
@@ -161,7 +167,7 @@ def fcn32s_voc() -> Recipe:
         network="fcn32s",
         data="voc2011_sbd",
         training=from_scratch().but(epochs=11, lr=1e-10, milestones=(), momentum=0.99, weight_decay=5e-4),
-        pruning=TickTock.of(
+        pruning=_as_published(
             keep_macs=0.73,
             tick_lr=1e-10,
             tock_lr=1e-10,

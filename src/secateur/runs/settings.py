@@ -116,7 +116,7 @@ class TickTock(Settings):
     """The score is divided by this power of what a channel saves."""
 
     latency_batch: int = 1
-    """Batch size that a latency budget is measured with."""
+    """Batch size that a budget of latency, and the time to expect on a GPU, are measured with."""
 
     repair: int = 0
     """After every removal, re-fit what is left in closed form, with this many training images; 0 for no repair."""

@@ -19,12 +19,13 @@ from secateur.pruning.latency import LatencyTable
 from secateur.pruning.pruner import Pruner, Removal
 from secateur.pruning.repair import gather
 from secateur.pruning.scores import Random, check_state
-from secateur.pruning.selection import Target, check_reachable
+from secateur.pruning.selection import Target, check_reachable, decided
 from secateur.runs.events import Event, Tick, Tock
+from secateur.runs.forecast import NOT_FASTER, forecast
 from secateur.runs.phases import Phase, only_train_
 from secateur.runs.settings import Ticks, TickTock
 from secateur.training.batches import draw, share_of, unaugmented
-from secateur.training.loop import Work
+from secateur.training.loop import PRECISIONS, Work
 from secateur.training.optimizers import load_optimizer_state, make_optimizer, optimizer_state
 
 if TYPE_CHECKING:
@@ -60,17 +61,17 @@ class PruningPhase(Phase):
         if settings.trains and not run.task.labelled:
             remedy = "Prune without training: settings.without_training()"
             raise InvalidSetting("training needs labels, which the data do not have", remedy=remedy)
+        self.target = Target(settings.budget, run.graph, self.latency)
         pruner = Pruner(
             model,
             graph=run.graph,
             score=Random(settings.seed) if settings.score == "random" else settings.score,
             rank=settings.ranking,
             rank_power=settings.rank_power,
-            limits=settings.limits,
+            limits=decided(settings.limits, self.target, run.trainer.device.type),
             filter_scale=settings.filter_scale,
             latency=self.latency,
         )
-        self.target = Target(settings.budget, run.graph, self.latency)
         check_reachable(self.target, pruner.floors)
         if run.folder is not None:
             check_state(pruner.score)
@@ -84,6 +85,10 @@ class PruningPhase(Phase):
         settings, pruner = self.settings, run.pruner
         assert pruner is not None
         self.pruner, self.gates = pruner, pruner.gates
+        if settings.limits.multiple_of == "auto" and (multiple := pruner.limits.multiple) > 1:
+            run.progress(f"widths are kept at multiples of {multiple}, which is faster on a GPU; multiple_of=1 for any")
+        if run.trainer.device.type == "cuda" and run.world.leads and not self.ticks + self.tocks:
+            self._warn_if_slower(run)
         on_cpu = run.trainer.device.type == "cpu"
         self.cut_at_once = settings.cut == "now" or (settings.cut == "auto" and on_cpu)
         self.aligns = settings.cut == "auto" and not on_cpu
@@ -98,6 +103,28 @@ class PruningPhase(Phase):
         self.folded: Folded | None = None
         self.shapes = self.gates.present
         """What was left of the tensors when steps were last captured."""
+
+    def _warn_if_slower(self, run: Run) -> None:
+        """Say so before hours are spent if the network will not be faster here."""
+        settings, limits = self.settings, self.pruner.limits
+        assert run.whole is not None
+        left = forecast(
+            copy_model(run.whole).to(run.trainer.device),
+            self.target,
+            self.pruner.floors,
+            limits.multiple,
+            run.graph.calls["eval"][0].batch(settings.latency_batch).on(run.trainer.device),
+            PRECISIONS.get(run.engine.precision, torch.float32),
+            run.engine.channels_last,
+        )
+        if left > NOT_FASTER:
+            remedies = ["a larger latency_batch, if that is how it will run", "a budget of time (keep_latency)"]
+            remedies = ["multiple_of=8", *remedies] if limits.multiple == 1 else remedies
+            run.progress(
+                f"note: a network of this budget will not be faster on this GPU: about {left:.0%} of the time of the "
+                f"whole one, in batches of {settings.latency_batch}. Try {', '.join(remedies)}; or go on if it is "
+                "meant for another device"
+            )
 
     def met(self) -> bool:
         return self.target.met(self.pruner.kept)
