@@ -289,6 +289,34 @@ MUTANTS = """
 @ tests/pruning/test_latency.py::test_savings_are_what_the_whole_loses
 - fewer = (layer.at(inputs - 1, outputs), layer.at(inputs, outputs - 1))
 + fewer = (layer.at(inputs, outputs - 1), layer.at(inputs - 1, outputs))
+# widths are chosen beyond the budget of time
+@ tests/pruning/test_widths.py::test_no_less_is_kept_than_by_rank_and_nearly_the_most_there_is[residual-0]
+- found = knapsack.solve(target.budget.share * target.whole,
++ found = knapsack.solve(1.2 * target.budget.share * target.whole,
+# the price of time is never searched, and nothing is traded
+@ tests/pruning/test_widths.py::test_no_less_is_kept_than_by_rank_and_nearly_the_most_there_is
+- found = [self._priced(budget, begin) for begin in (self.widest, self.narrowest)]
++ found = [self.narrowest]; self._traded = lambda places, budget: places
+# a layer's time does not depend on what feeds it
+@ tests/pruning/test_widths.py::test_times_of_widths_are_those_of_the_table
+- first, second = torch.lerp(at[0], at[1], right), torch.lerp(at[2], at[3], right)
++ first = second = torch.lerp(at[0], at[1], right)
+# layers of all kinds are scaled alike
+@ tests/pruning/test_calibration.py::test_what_networks_take_is_found_again[concatenated]
+- _scaled(layer, scale[kind], volume * size, each)
++ _scaled(layer, weights[0], volume * size, each)
+# fitted weights may be negative
+@ tests/pruning/test_calibration.py::test_no_weight_is_negative
+- if bool((weights >= 0).all()) and error < best - 1e-12:
++ if error < best - 1e-12:
+# a step is not limited by its share
+@ tests/pruning/test_widths.py::test_a_pruner_gets_there_at_once_or_step_by_step
+- if (share := target.left(before) - step) > target.budget.share:
++ if (share := target.left(before) - step) > 1:
+# alignment puts a budget out of reach
+@ tests/runs/test_forecast.py::test_alignment_never_puts_a_budget_out_of_reach
+- found = replace(found, multiple_of=found.multiple // 2)
++ break
 == gates and scores
 # the sign of a batch norm's weight is not in its gate
 @ tests/pruning/test_gates.py::test_appendix_a_where_the_shift_is_small
