@@ -1,0 +1,608 @@
+"""Branches that can go: which ones are found, and that a network without them is one with zeros in their place."""
+
+import copy
+import io
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+
+import secateur
+from secateur import ChannelGraph, Plan
+from secateur.channels.cuts import Cuts
+from secateur.channels.reasons import Kind
+from secateur.channels.shrink import cut_, tensors_of
+from secateur.channels.subject import perturb_
+from secateur.channels.verify import mask_
+from secateur.errors import InvalidSetting, SecateurError
+from secateur.models.resnet_cifar import CifarResNet
+
+PICTURE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def conv(inner: int = 8, outer: int = 8) -> nn.Conv2d:
+    return nn.Conv2d(inner, outer, 3, padding=1)
+
+
+class Net(nn.Module):
+    """A stem, one block or several, and a head."""
+
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.stem = conv(3)
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+class Block(nn.Module):
+    """A block whose forward pass is given as a function, with parts of its own."""
+
+    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(self, *inputs)
+
+
+def branch() -> nn.Sequential:
+    return nn.Sequential(conv(8, 6), nn.BatchNorm2d(6), nn.ReLU(inplace=True), conv(6, 8))
+
+
+def names(graph: ChannelGraph) -> list[str]:
+    return [each.name for each in graph.branches]
+
+
+def scrambled(model: nn.Module) -> nn.Module:
+    """With noise on all that is zero or one, so that nothing hides a difference."""
+    perturb_(model)
+    return model
+
+
+def zeroed(model: nn.Module, graph: ChannelGraph, name: str, x: Tensor) -> Tensor:
+    """What the model computes with the output of the addend's module replaced by zeros."""
+    addend = graph.branch(name).addend
+    assert addend is not None
+    work = copy.deepcopy(model)
+    work.get_submodule(addend).register_forward_hook(lambda module, args, output: torch.zeros_like(output))
+    return work(x)
+
+
+def check(model: nn.Module, graph: ChannelGraph, x: Tensor = PICTURE) -> None:
+    """Every branch alone: gone is the same as an addend of zeros, and as zeros for its parameters."""
+    for each in graph.branches:
+        plan = Plan.keep(graph, {}, without=[each.name])
+        small = secateur.shrink(model, plan)
+        count = sum(p.numel() for p in small.parameters())
+        assert plan.cost.params == count < graph.params
+        assert plan.cost == secateur.analyze(small, x[:1], probe=False).cost()
+        for mode in (False, True):
+            with torch.no_grad():
+                got = without_chance(copy.deepcopy(small).train(mode))(x)
+                masked = without_chance(mask_(copy.deepcopy(model), plan).train(mode))(x)
+                torch.testing.assert_close(got, masked, atol=1e-5, rtol=1e-4)
+                if each.addend is not None:
+                    work = without_chance(copy.deepcopy(model).train(mode))
+                    torch.testing.assert_close(got, zeroed(work, graph, each.name, x))
+
+
+def without_chance(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        module.training &= not isinstance(module, nn.Dropout)
+    return model
+
+
+def tv(name: str, **options: Any) -> Callable[[], nn.Module]:
+    return lambda: getattr(torchvision.models, name)(weights=None, num_classes=7, **options)
+
+
+def tm(name: str) -> Callable[[], nn.Module]:
+    return lambda: timm.create_model(name, num_classes=7)
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
+    "resnet18": (tv("resnet18"), [f"layer{i}.{j}" for i in range(1, 5) for j in range(2)]),
+    "resnet50": (
+        tv("resnet50", width_per_group=16),
+        [f"layer{i}.{j}" for i, n in zip(range(1, 5), (3, 4, 6, 3), strict=True) for j in range(n)],
+    ),
+    "mobilenet_v2": (tv("mobilenet_v2"), [f"features.{i}" for i in (3, 5, 6, 8, 9, 10, 12, 13, 15, 16)]),
+    "efficientnet_b0": (
+        tv("efficientnet_b0", stochastic_depth_prob=0.0),
+        [f"features.{i}" for i in ("2.1", "3.1", "4.1", "4.2", "5.1", "5.2", "6.1", "6.2", "6.3")],
+    ),
+    "regnet_y_400mf": (
+        tv("regnet_y_400mf"),
+        [f"trunk_output.block{i}.block{i}-{j}" for i, n in enumerate((1, 3, 6, 6), 1) for j in range(n)],
+    ),
+    "convnext_tiny": (
+        tv("convnext_tiny", stochastic_depth_prob=0.0),
+        [f"features.{i}.{j}" for i, n in zip((1, 3, 5, 7), (3, 3, 9, 3), strict=True) for j in range(n)],
+    ),
+    "densenet121": (tv("densenet121"), []),
+    "cifar": (lambda: CifarResNet(20), [f"stage{i}.{j}" for i in (1, 2, 3) for j in range(3)]),
+    "cifar, padded": (lambda: CifarResNet(14, shortcut="pad"), [f"stage{i}.{j}" for i in (1, 2, 3) for j in range(2)]),
+    "timm resnet10t": (tm("resnet10t"), [f"layer{i}.0" for i in range(1, 5)]),
+    "timm seresnet18": (tm("legacy_seresnet18"), [f"layer{i}.{j}" for i in range(1, 5) for j in range(2)]),
+    "timm efficientnet_lite0": (
+        tm("efficientnet_lite0"),
+        [f"blocks.{i}" for i in ("1.1", "2.1", "3.1", "3.2", "4.1", "4.2", "5.1", "5.2", "5.3")],
+    ),
+    "timm vit": (tm("vit_tiny_patch16_224"), []),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_known_networks(name: str) -> None:
+    make, expected = NETWORKS[name]
+    torch.manual_seed(0)
+    model = scrambled(make()).eval()
+    x = torch.randn(2, 3, 224, 224) if "vit" in name else PICTURE
+    graph = secateur.analyze(model, x[:1])
+    assert [each for each in names(graph) if "#" not in each] == expected
+    chosen = random.Random(0).sample(graph.branches, min(3, len(graph.branches)))
+    for each in chosen:
+        plan = Plan.keep(graph, {}, without=[each.name])
+        small = secateur.shrink(model, plan)
+        assert plan.cost.params == sum(p.numel() for p in small.parameters())
+        assert plan.cost == secateur.analyze(small, x[:1], probe=False).cost()
+        with torch.no_grad():
+            got = small.eval()(x)
+        torch.testing.assert_close(got, zeroed(model, graph, each.name, x), atol=1e-5, rtol=1e-4)
+    everything = Plan.keep(graph, {}, without=expected)
+    assert secateur.verify(model, everything, x).agrees
+    assert not set(everything.gone) & set(tensors_of(secateur.shrink(model, everything)))
+
+
+def test_random_plans_of_channels_and_branches() -> None:
+    torch.manual_seed(1)
+    for make in (tv("resnet18"), tv("mobilenet_v2"), lambda: CifarResNet(14, shortcut="pad")):
+        model = scrambled(make())
+        graph = secateur.analyze(model, PICTURE[:1])
+        for seed in range(3):
+            chance, blocks = random.Random(seed), set[str]()
+            without = []
+            for each in chance.sample(graph.branches, len(graph.branches) // 2):
+                without += [] if each.block in blocks else [each.name]
+                blocks.add(each.block)
+            plan = Plan(graph, Plan.random(graph, 0.4, seed).kept, frozenset(without))
+            result = secateur.verify(model, plan, PICTURE)
+            assert result.exact
+            assert result.agrees
+            small = secateur.shrink(model, plan)
+            assert plan.cost == secateur.analyze(small, PICTURE[:1], probe=False).cost()
+            assert plan.cost.params == sum(p.numel() for p in small.parameters())
+            again = cut_(copy.deepcopy(model), Cuts.from_dict(plan.cuts().to_dict()))
+            assert torch.equal(again.eval()(PICTURE), small.eval()(PICTURE))
+
+
+def act_after(m: Any, x: Tensor) -> Tensor:
+    return F.relu(x + m.branch(x))
+
+
+def in_place(m: Any, x: Tensor) -> Tensor:
+    out = m.branch(x)
+    out += x
+    return m.relu(out)
+
+
+def two(m: Any, x: Tensor) -> Tensor:
+    return F.leaky_relu(m.one(x) + m.branch(x), 0.2)
+
+
+def scaled(m: Any, x: Tensor) -> Tensor:
+    return m.scale * m.branch(x) + x
+
+
+def own_convolution(m: Any, x: Tensor) -> Tensor:
+    return x + F.conv2d(x, m.weight, padding=1)
+
+
+CAN_GO: dict[str, tuple[Callable[[], nn.Module], list[str], str]] = {
+    "functional activation": (lambda: Block(act_after, branch=branch()), ["0"], "Sequential(relu: ReLU())"),
+    "in place": (
+        lambda: Block(in_place, branch=branch(), relu=nn.ReLU(inplace=True)), ["0"], "Sequential(relu: ReLU())",
+    ),
+    "nothing left": (lambda: Block(lambda m, x: x + m.branch(x), branch=branch()), ["0"], "Identity()"),
+    "written into the input": (
+        lambda: Block(lambda m, x: x.add_(m.branch(x)), branch=branch()), ["0"], "Identity()",
+    ),
+    "either": (
+        lambda: Block(two, one=conv(), branch=branch()), ["0", "0#2"],
+        "Sequential(one: Conv2d(), leaky_relu: LeakyReLU(negative_slope=0.2))",
+    ),
+    "scaled by a parameter": (
+        lambda: Block(scaled, branch=branch(), scale=nn.Parameter(torch.rand(8, 1, 1))), ["0"], "Identity()",
+    ),
+    "parameters of the block itself": (
+        lambda: Block(own_convolution, weight=nn.Parameter(torch.rand(8, 8, 3, 3))), ["0"], "Identity()",
+    ),
+    "empty shortcut": (
+        lambda: Block(lambda m, x: m.branch(x) + m.short(x), branch=branch(), short=nn.Sequential()), ["0"],
+        "Identity()",
+    ),
+    "dropout within and after": (
+        lambda: Block(
+            lambda m, x: m.after(x + m.within(m.branch(x))), branch=branch(), within=nn.Dropout(), after=nn.Dropout(0.1)
+        ),
+        ["0"], "Sequential(after: Dropout(p=0.1, inplace=False))",
+    ),
+    "a module that adds": (
+        lambda: Block(lambda m, x: m.add(x, m.branch(x)), branch=branch(), add=Block(lambda m, a, b: a + b)), ["0"],
+        "Identity()",
+    ),
+}  # fmt: skip
+
+
+def shown(module: nn.Module) -> str:
+    """The module on one line, without the arguments of convolutions."""
+    if isinstance(module, nn.Conv2d):
+        return "Conv2d()"
+    inside = ", ".join(f"{name}: {shown(child)}" for name, child in module.named_children())
+    return f"Sequential({inside})" if inside else repr(module)
+
+
+@pytest.mark.parametrize("name", CAN_GO)
+def test_what_can_go(name: str) -> None:
+    make, expected, left = CAN_GO[name]
+    torch.manual_seed(0)
+    model = scrambled(Net(make())).eval()
+    graph = secateur.analyze(model, PICTURE[:1])
+    assert names(graph) == [f"blocks.{each}" for each in expected]
+    check(model, graph)
+    small = secateur.shrink(model, Plan.keep(graph, {}, without=["blocks.0"]))
+    assert shown(small.blocks[0]) == left
+    again = torch.load(io.BytesIO(_pickled(copy.deepcopy(small))), weights_only=False)
+    assert torch.equal(again(PICTURE), small(PICTURE))
+
+
+def _pickled(model: nn.Module) -> bytes:
+    buffer = io.BytesIO()
+    for block in model.modules():
+        vars(block).pop("function", None)
+    torch.save(model, buffer)
+    return buffer.getvalue()
+
+
+def twice(m: Any, x: Tensor) -> Tensor:
+    y = x + m.branch(x)
+    return y + m.other(y)
+
+
+def after(m: Any, x: Tensor) -> Tensor:
+    y = x + m.branch(x)
+    return y * y.mean()
+
+
+def constant(m: Any, x: Tensor) -> Tensor:
+    return x + m.branch(x).sigmoid()
+
+
+def dropped(m: Any, x: Tensor) -> Tensor:
+    return F.dropout(x + m.branch(x), 0.2, m.training)
+
+
+def unclear(m: Any, x: Tensor) -> Tensor:
+    y = m.drop(x)
+    return x + m.branch(y)
+
+
+def looks(m: Any, x: Tensor) -> Tensor:
+    return x + m.branch(x) if x.sum() > -1e9 else x
+
+
+def changes_input(m: Any, x: Tensor) -> Tensor:
+    x += m.branch(x)
+    return F.relu_(x)
+
+
+def in_place_twice(m: Any, x: Tensor) -> Tensor:
+    return F.relu_(m.first(x)) + x
+
+
+class TiedBlocks(nn.Module):
+    """Two blocks whose branches share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = (Block(act_after, branch=branch()) for _ in range(2))
+        self.two.branch[0].weight = self.one.branch[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x))
+
+
+class Reads(nn.Module):
+    """Code around a block that uses something of it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.block = Block(lambda m, x: x + m.branch(x), branch=branch())
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def hooked() -> nn.Module:
+    block = Block(act_after, branch=branch())
+    block.branch[0].register_forward_hook(lambda module, args, output: output * 2)
+    return block
+
+
+def kept_by_list(m: Any, x: Tensor) -> Tensor:
+    y = m.block(x)
+    return F.relu_(y) + x
+
+
+MUST_STAY: dict[str, tuple[Callable[[], nn.Module], Kind]] = {
+    "three addends": (lambda: Block(lambda m, x: x + m.one(x) + m.two(x), one=conv(), two=conv()), Kind.NO_CHAIN),
+    "two sums": (lambda: Block(twice, branch=branch(), other=branch()), Kind.NO_CHAIN),
+    "sum read twice": (lambda: Block(after, branch=branch()), Kind.NO_CHAIN),
+    "not zero": (lambda: Block(constant, branch=branch()), Kind.NOT_NEUTRAL),
+    "dropout as a function": (lambda: Block(dropped, branch=branch()), Kind.TRAINING),
+    "dropout on one side, or on both": (lambda: Block(unclear, branch=branch(), drop=nn.Dropout()), Kind.NO_CHAIN),
+    "values": (lambda: Block(looks, branch=branch()), Kind.VALUES),
+    "hooks": (hooked, Kind.HOOKED),
+    "an activation that changes the input": (lambda: Block(changes_input, branch=branch()), Kind.NO_CHAIN),
+    "weights of another block": (TiedBlocks, Kind.USED_ELSEWHERE),
+    "called twice": (lambda: Reads(lambda m, x: m.block(m.block(x))), Kind.USED_ELSEWHERE),
+    "a layer that runs elsewhere too": (
+        lambda: Reads(lambda m, x: m.block(x) + m.block.branch[3](m.block.branch[0](x))), Kind.USED_ELSEWHERE,
+    ),
+    "an attribute that is read": (lambda: Reads(lambda m, x: m.block(x) / len(m.block.branch)), Kind.NEEDED),
+    "a result that is changed in place": (lambda: Reads(kept_by_list), Kind.WRITTEN_LATER),
+    "unused parameters": (
+        lambda: Block(lambda m, x: x + m.branch(x), branch=branch(), spare=conv()), Kind.UNUSED_PARAMETER,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUST_STAY)
+def test_what_must_stay(name: str) -> None:
+    make, kind = MUST_STAY[name]
+    graph = secateur.analyze(Net(make()), PICTURE[:1])
+    assert graph.branches == ()
+    assert kind in {reason.kind for reason in graph.bound.values()}
+
+
+def test_the_models_own_sums_have_no_block() -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.inner, self.head = conv(3), branch(), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            return self.head((x + self.inner(x)).mean((2, 3)))
+
+    graph = secateur.analyze(Flat(), PICTURE[:1])
+    assert graph.branches == ()
+    assert graph.bound[""].kind is Kind.NO_BLOCK
+
+
+def test_a_shortcut_that_others_read_too() -> None:
+    class Features(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.block = conv(3), Block(act_after, branch=branch())
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = self.stem(x)
+            return x, self.block(x)
+
+    model = scrambled(Features())
+    graph = secateur.analyze(model, PICTURE[:1])
+    assert names(graph) == ["block"]
+    assert secateur.verify(model, Plan.keep(graph, {}, without=["block"]), PICTURE).agrees
+
+
+def nested() -> Net:
+    inner = Block(act_after, branch=branch())
+    around = Block(lambda m, x: F.relu(m.short(x) + m.body(x)), short=inner, body=nn.Sequential(branch()))
+    around.body.append(Block(act_after, branch=branch()))
+    around.body.append(conv())
+    return scrambled(Net(around)).eval()
+
+
+def test_branches_within_branches() -> None:
+    model = nested()
+    graph = secateur.analyze(model, PICTURE[:1])
+    inside, beside, outer = "blocks.0.body.1", "blocks.0.short", "blocks.0"
+    assert {inside, beside, outer} <= set(names(graph))
+    check(model, graph)
+    for without in ([inside, outer], [beside, outer], [inside, beside, outer], [inside, beside]):
+        plan = Plan.keep(graph, {}, without=without)
+        assert secateur.verify(model, plan, PICTURE).agrees
+        small = secateur.shrink(model, plan)
+        assert plan.cost == secateur.analyze(small, PICTURE[:1], probe=False).cost()
+        for first in without:
+            since = Plan.keep(graph, {}, without=[first])
+            steps = secateur.shrink_(secateur.shrink(model, since), plan, since=since)
+            assert torch.equal(steps(PICTURE), small(PICTURE))
+            assert repr(steps) == repr(small)
+
+
+def test_either_but_not_both() -> None:
+    model = Net(Block(two, one=conv(), branch=branch()))
+    graph = secateur.analyze(model, PICTURE[:1])
+    with pytest.raises(InvalidSetting, match=r"leaves nothing of the sum in 'blocks\.0'.*blocks\.0 and blocks\.0#2"):
+        Plan.keep(graph, {}, without=names(graph))
+
+
+def test_names_and_lists_are_checked() -> None:
+    graph = secateur.analyze(CifarResNet(14), PICTURE[:1])
+    with pytest.raises(InvalidSetting, match=r"no branch 'stage1\.9'.*'stage1\.0'"):
+        Plan.keep(graph, {}, without=["stage1.9"])
+    with pytest.raises(InvalidSetting, match="not a list of names"):
+        Plan.keep(graph, {}, without="stage1.0")
+    with pytest.raises(InvalidSetting, match="not a list of names"):
+        Plan(graph, graph.all_kept(), frozenset([1]))  # pyright: ignore
+    stays = secateur.analyze(Net(Block(constant, branch=branch())), PICTURE[:1])
+    with pytest.raises(InvalidSetting, match="must stay"):
+        Plan.keep(stays, {}, without=["blocks.0"])
+
+
+def test_groups_within_a_branch_do_not_matter() -> None:
+    graph = secateur.analyze(CifarResNet(14), PICTURE[:1])
+    (inner,) = graph.branch("stage1.1").groups
+    plan = Plan.keep(graph, {inner: [0]}, without=["stage1.1"])
+    assert plan.groups == {}
+    assert not plan.kept[graph.group(inner).span].any()
+    assert plan.cost == Plan.keep(graph, {}, without=["stage1.1"]).cost == graph.cost(without=["stage1.1"])
+    assert not any(tensor.startswith("stage1.1.") for tensor, *_ in plan.slices())
+    kept = plan.kept
+    assert Plan(graph, kept, plan.without).groups == {}
+    with pytest.raises(InvalidSetting, match="leaves nothing of"):
+        Plan(graph, kept)
+
+
+def test_a_plan_as_json() -> None:
+    graph = secateur.analyze(CifarResNet(14), PICTURE[:1])
+    plan = Plan.keep(graph, {"conv1": [0, 1, 5]}, without=["stage1.1", "stage3.0#2"])
+    again = Plan.from_json(graph, plan.to_json())
+    assert again.without == plan.without
+    assert torch.equal(again.kept, plan.kept)
+    assert repr(plan).endswith("2 branches removed)")
+    assert str(plan).endswith("removed branches: stage1.1, stage3.0#2")
+    whole = Plan.keep(graph, {})
+    assert "branches" not in whole.to_dict()
+    assert "blocks" not in whole.to_dict()["cuts"]
+    assert whole.to_dict()["version"] == 2
+    assert "removed" not in repr(whole)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plan: plan.update(branches="stage1.1"),
+        lambda plan: plan.update(branches=[1]),
+        lambda plan: plan.pop("branches"),
+        lambda plan: plan["cuts"].update(blocks=[{}]),
+        lambda plan: plan["cuts"]["blocks"][0].update(block=3),
+        lambda plan: plan["cuts"]["blocks"][0].update(tensors="all"),
+        lambda plan: plan["cuts"]["blocks"][0].update(left=[["relu", "system", [], False]]),
+        lambda plan: plan["cuts"]["blocks"][0].update(left=[["relu", "relu", ["rm"], False]]),
+        lambda plan: plan["cuts"]["blocks"][0].update(left=[["relu", "relu", [1, 2, 3], False]]),
+        lambda plan: plan["cuts"]["blocks"][0].update(left=[["forward", None, [], False]]),
+    ],
+)
+def test_a_damaged_plan_is_refused(change: Callable[[dict], Any]) -> None:
+    graph = secateur.analyze(CifarResNet(14), PICTURE[:1], probe=False)
+    data = Plan.keep(graph, {}, without=["stage1.1"]).to_dict()
+    change(data)
+    with pytest.raises(InvalidSetting, match="damaged"):
+        Plan.from_json(graph, data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block": "stage9"}, "is missing"),
+        ({"left": [["conv9", None, [], False]]}, "no such child"),
+        ({"left": [["conv1", None, [], True]]}, "no such child"),
+        ({"left": [["conv1", None, [], False]]}, "other tensors"),
+        ({"tensors": []}, "other tensors"),
+    ],
+)
+def test_cuts_of_another_network_change_nothing(change: dict[str, Any], message: str) -> None:
+    model = CifarResNet(14)
+    graph = secateur.analyze(model, PICTURE[:1], probe=False)
+    data = Plan.keep(graph, {"conv1": [0, 1, 5]}, without=["stage1.1"]).cuts().to_dict()
+    data["blocks"][0].update(change)
+    before = copy.deepcopy(model)
+    with pytest.raises(InvalidSetting, match=message):
+        cut_(model, Cuts.from_dict(data))
+    assert repr(model) == repr(before)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_the_optimizer_lets_go(kind: type[torch.optim.Optimizer]) -> None:
+    torch.manual_seed(0)
+    model = CifarResNet(14)
+    graph = secateur.analyze(model, PICTURE[:1])
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    optimizer = kind(model.parameters(), lr=0.01, **options)
+
+    def step() -> None:
+        model(PICTURE).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    plan = Plan.keep(graph, {"conv1": range(7)}, without=["stage1.1", "stage2.0"])
+    lost = [p for name, p in model.named_parameters() if name in plan.gone]
+    assert secateur.shrink_(model, plan, optimizer) is model
+    left = list(model.parameters())
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    assert [id(p) for p in held] == [id(p) for p in left]
+    assert lost
+    assert not any(p in optimizer.state for p in lost)
+    weights = copy.deepcopy(model.state_dict())
+    saved = copy.deepcopy(optimizer.state_dict())
+    step()
+    after = copy.deepcopy(model.state_dict())
+    # The same as a new optimizer with the state of the parameters that are left.
+    model.load_state_dict(weights)
+    optimizer = kind(model.parameters(), lr=0.01, **options)
+    optimizer.load_state_dict(saved)
+    step()
+    assert all(torch.equal(value, after[name]) for name, value in model.state_dict().items())
+
+
+def test_since() -> None:
+    model = scrambled(CifarResNet(14)).eval()
+    graph = secateur.analyze(model, PICTURE[:1])
+    first = Plan.keep(graph, {"conv1": range(9)}, without=["stage2.1"])
+    second = Plan.keep(graph, {"conv1": range(5)}, without=["stage2.1", "stage1.0"])
+    small = secateur.shrink(model, second)
+    steps = secateur.shrink_(secateur.shrink(model, first), second, since=first)
+    assert repr(steps) == repr(small)
+    assert torch.equal(steps(PICTURE), small(PICTURE))
+    with pytest.raises(InvalidSetting, match=r"removed before: stage2\.1"):
+        Plan.keep(graph, {"conv1": range(5)}).cuts(first)
+    with pytest.raises(SecateurError):
+        secateur.shrink_(secateur.shrink(model, first), second)
+
+
+def test_training_goes_on_in_place_activations_and_modes() -> None:
+    """The activation that is left does not write into what the block is given, which others read."""
+    model = torchvision.models.resnet18(weights=None, num_classes=4)
+    graph = secateur.analyze(model, PICTURE[:1])
+    small = secateur.shrink(model.train(), Plan.keep(graph, {}, without=["layer1.0", "layer2.0"]))
+    assert not small.layer1[0].relu.inplace
+    assert model.layer1[0].relu.inplace
+    assert all(module.training for module in small.modules())
+    x = torch.randn(2, 64, 8, 8)
+    before = x.clone()
+    small.layer1[0](x)
+    assert torch.equal(x, before)
+    small(PICTURE).sum().backward()
+    assert all(p.grad is not None for p in small.parameters())
+    assert all(not module.training for module in secateur.shrink(model.eval(), Plan.keep(graph, {})).modules())
+
+
+def test_a_graph_says_what_can_go() -> None:
+    graph = secateur.analyze(CifarResNet(14), PICTURE[:1])
+    line = next(line for line in str(graph).splitlines() if line.startswith("stage2.0 "))
+    saved = graph.params - graph.cost(without=["stage2.0"]).params
+    assert line.split()[-2:] == ["shortcut,", "relu"]
+    assert f"{saved / 1e3:.2f} k" in line
+    data = graph.to_dict()["branches"]
+    assert [each["name"] for each in data] == names(graph)
+    assert data[0]["addend"] == "stage1.0.bn2"
+    branch = graph.branch("stage2.0")
+    assert [graph.layers[row].name for row in branch.rows] == ["stage2.0.conv1", "stage2.0.conv2"]
+    assert branch.modules == [f"stage2.0.{name}" for name in ("conv1", "bn1", "conv2", "bn2")]
