@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
+from torchvision.ops import FrozenBatchNorm2d
 
 import secateur
 from secateur import ChannelGraph, Plan
@@ -20,7 +22,6 @@ from secateur.channels.reasons import Kind
 from secateur.channels.shrink import cut_, tensors_of
 from secateur.channels.subject import perturb_
 from secateur.channels.verify import mask_
-from secateur.errors import InvalidSetting, SecateurError
 from secateur.models.resnet_cifar import CifarResNet
 
 PICTURE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -209,6 +210,10 @@ def own_convolution(m: Any, x: Tensor) -> Tensor:
     return x + F.conv2d(x, m.weight, padding=1)
 
 
+def frozen_norm() -> nn.Module:
+    return Block(lambda m, x: F.relu(x + m.norm(m.conv(x))), conv=conv(), norm=FrozenBatchNorm2d(8))
+
+
 CAN_GO: dict[str, tuple[Callable[[], nn.Module], list[str], str]] = {
     "functional activation": (lambda: Block(act_after, branch=branch()), ["0"], "Sequential(relu: ReLU())"),
     "in place": (
@@ -238,6 +243,7 @@ CAN_GO: dict[str, tuple[Callable[[], nn.Module], list[str], str]] = {
         ),
         ["0"], "Sequential(after: Dropout(p=0.1, inplace=False))",
     ),
+    "a norm whose parameters are buffers": (frozen_norm, ["0"], "Sequential(relu: ReLU())"),
     "a module that adds": (
         lambda: Block(lambda m, x: m.add(x, m.branch(x)), branch=branch(), add=Block(lambda m, a, b: a + b)), ["0"],
         "Identity()",
@@ -326,9 +332,9 @@ class TiedBlocks(nn.Module):
 class Reads(nn.Module):
     """Code around a block that uses something of it."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], block: nn.Module | None = None) -> None:
         super().__init__()
-        self.block = Block(lambda m, x: x + m.branch(x), branch=branch())
+        self.block = block or Block(lambda m, x: x + m.branch(x), branch=branch())
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
@@ -375,6 +381,43 @@ def test_what_must_stay(name: str) -> None:
     graph = secateur.analyze(Net(make()), PICTURE[:1])
     assert graph.branches == ()
     assert kind in {reason.kind for reason in graph.bound.values()}
+
+
+def test_ignored_layers_keep_their_branch() -> None:
+    graph = secateur.analyze(CifarResNet(14), PICTURE[:1], ignore="stage1.0.conv1", probe=False)
+    assert graph.bound["stage1.0"].kind is Kind.IGNORED
+    assert "stage1.0" not in names(graph)
+    assert "stage1.1" in names(graph)
+    assert secateur.analyze(CifarResNet(14), PICTURE[:1], ignore=lambda name, module: True, probe=False).branches == ()
+
+
+def test_what_the_block_takes_is_changed_later() -> None:
+    def later(m: Any, x: Tensor) -> Tensor:
+        y = m.block(x)
+        return y + F.relu_(x)
+
+    graph = secateur.analyze(Net(Reads(later)), PICTURE[:1], probe=False)
+    assert graph.bound["blocks.0.block"].kind is Kind.WRITTEN_LATER
+
+
+def test_without_values_or_a_copy() -> None:
+    with torch.device("meta"):
+        graph = secateur.analyze(CifarResNet(14), torch.empty(1, 3, 32, 32))
+    assert len(graph.branches) == 8
+
+
+def test_keyword_arguments_are_seen_and_no_hook_stays() -> None:
+    class Keywords(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = conv()
+
+        def forward(self, x: Tensor, add: bool = True) -> Tensor:
+            return x + self.conv(x) if add else x
+
+    graph = secateur.analyze(Net(Reads(lambda m, x: m.block(x, add=True), Keywords())), PICTURE[:1], probe=False)
+    assert graph.bound["blocks.0.block"].kind is Kind.SEVERAL_TENSORS
+    assert not module_hooks._has_any_global_hook()
 
 
 def test_the_models_own_sums_have_no_block() -> None:
@@ -432,166 +475,6 @@ def test_branches_within_branches() -> None:
             steps = secateur.shrink_(secateur.shrink(model, since), plan, since=since)
             assert torch.equal(steps(PICTURE), small(PICTURE))
             assert repr(steps) == repr(small)
-
-
-def test_either_but_not_both() -> None:
-    model = Net(Block(two, one=conv(), branch=branch()))
-    graph = secateur.analyze(model, PICTURE[:1])
-    with pytest.raises(InvalidSetting, match=r"leaves nothing of the sum in 'blocks\.0'.*blocks\.0 and blocks\.0#2"):
-        Plan.keep(graph, {}, without=names(graph))
-
-
-def test_names_and_lists_are_checked() -> None:
-    graph = secateur.analyze(CifarResNet(14), PICTURE[:1])
-    with pytest.raises(InvalidSetting, match=r"no branch 'stage1\.9'.*'stage1\.0'"):
-        Plan.keep(graph, {}, without=["stage1.9"])
-    with pytest.raises(InvalidSetting, match="not a list of names"):
-        Plan.keep(graph, {}, without="stage1.0")
-    with pytest.raises(InvalidSetting, match="not a list of names"):
-        Plan(graph, graph.all_kept(), frozenset([1]))  # pyright: ignore
-    stays = secateur.analyze(Net(Block(constant, branch=branch())), PICTURE[:1])
-    with pytest.raises(InvalidSetting, match="must stay"):
-        Plan.keep(stays, {}, without=["blocks.0"])
-
-
-def test_groups_within_a_branch_do_not_matter() -> None:
-    graph = secateur.analyze(CifarResNet(14), PICTURE[:1])
-    (inner,) = graph.branch("stage1.1").groups
-    plan = Plan.keep(graph, {inner: [0]}, without=["stage1.1"])
-    assert plan.groups == {}
-    assert not plan.kept[graph.group(inner).span].any()
-    assert plan.cost == Plan.keep(graph, {}, without=["stage1.1"]).cost == graph.cost(without=["stage1.1"])
-    assert not any(tensor.startswith("stage1.1.") for tensor, *_ in plan.slices())
-    kept = plan.kept
-    assert Plan(graph, kept, plan.without).groups == {}
-    with pytest.raises(InvalidSetting, match="leaves nothing of"):
-        Plan(graph, kept)
-
-
-def test_a_plan_as_json() -> None:
-    graph = secateur.analyze(CifarResNet(14), PICTURE[:1])
-    plan = Plan.keep(graph, {"conv1": [0, 1, 5]}, without=["stage1.1", "stage3.0#2"])
-    again = Plan.from_json(graph, plan.to_json())
-    assert again.without == plan.without
-    assert torch.equal(again.kept, plan.kept)
-    assert repr(plan).endswith("2 branches removed)")
-    assert str(plan).endswith("removed branches: stage1.1, stage3.0#2")
-    whole = Plan.keep(graph, {})
-    assert "branches" not in whole.to_dict()
-    assert "blocks" not in whole.to_dict()["cuts"]
-    assert whole.to_dict()["version"] == 2
-    assert "removed" not in repr(whole)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda plan: plan.update(branches="stage1.1"),
-        lambda plan: plan.update(branches=[1]),
-        lambda plan: plan.pop("branches"),
-        lambda plan: plan["cuts"].update(blocks=[{}]),
-        lambda plan: plan["cuts"]["blocks"][0].update(block=3),
-        lambda plan: plan["cuts"]["blocks"][0].update(tensors="all"),
-        lambda plan: plan["cuts"]["blocks"][0].update(left=[["relu", "system", [], False]]),
-        lambda plan: plan["cuts"]["blocks"][0].update(left=[["relu", "relu", ["rm"], False]]),
-        lambda plan: plan["cuts"]["blocks"][0].update(left=[["relu", "relu", [1, 2, 3], False]]),
-        lambda plan: plan["cuts"]["blocks"][0].update(left=[["forward", None, [], False]]),
-    ],
-)
-def test_a_damaged_plan_is_refused(change: Callable[[dict], Any]) -> None:
-    graph = secateur.analyze(CifarResNet(14), PICTURE[:1], probe=False)
-    data = Plan.keep(graph, {}, without=["stage1.1"]).to_dict()
-    change(data)
-    with pytest.raises(InvalidSetting, match="damaged"):
-        Plan.from_json(graph, data)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"block": "stage9"}, "is missing"),
-        ({"left": [["conv9", None, [], False]]}, "no such child"),
-        ({"left": [["conv1", None, [], True]]}, "no such child"),
-        ({"left": [["conv1", None, [], False]]}, "other tensors"),
-        ({"tensors": []}, "other tensors"),
-    ],
-)
-def test_cuts_of_another_network_change_nothing(change: dict[str, Any], message: str) -> None:
-    model = CifarResNet(14)
-    graph = secateur.analyze(model, PICTURE[:1], probe=False)
-    data = Plan.keep(graph, {"conv1": [0, 1, 5]}, without=["stage1.1"]).cuts().to_dict()
-    data["blocks"][0].update(change)
-    before = copy.deepcopy(model)
-    with pytest.raises(InvalidSetting, match=message):
-        cut_(model, Cuts.from_dict(data))
-    assert repr(model) == repr(before)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_the_optimizer_lets_go(kind: type[torch.optim.Optimizer]) -> None:
-    torch.manual_seed(0)
-    model = CifarResNet(14)
-    graph = secateur.analyze(model, PICTURE[:1])
-    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
-    optimizer = kind(model.parameters(), lr=0.01, **options)
-
-    def step() -> None:
-        model(PICTURE).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    step()
-    plan = Plan.keep(graph, {"conv1": range(7)}, without=["stage1.1", "stage2.0"])
-    lost = [p for name, p in model.named_parameters() if name in plan.gone]
-    assert secateur.shrink_(model, plan, optimizer) is model
-    left = list(model.parameters())
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    assert [id(p) for p in held] == [id(p) for p in left]
-    assert lost
-    assert not any(p in optimizer.state for p in lost)
-    weights = copy.deepcopy(model.state_dict())
-    saved = copy.deepcopy(optimizer.state_dict())
-    step()
-    after = copy.deepcopy(model.state_dict())
-    # The same as a new optimizer with the state of the parameters that are left.
-    model.load_state_dict(weights)
-    optimizer = kind(model.parameters(), lr=0.01, **options)
-    optimizer.load_state_dict(saved)
-    step()
-    assert all(torch.equal(value, after[name]) for name, value in model.state_dict().items())
-
-
-def test_since() -> None:
-    model = scrambled(CifarResNet(14)).eval()
-    graph = secateur.analyze(model, PICTURE[:1])
-    first = Plan.keep(graph, {"conv1": range(9)}, without=["stage2.1"])
-    second = Plan.keep(graph, {"conv1": range(5)}, without=["stage2.1", "stage1.0"])
-    small = secateur.shrink(model, second)
-    steps = secateur.shrink_(secateur.shrink(model, first), second, since=first)
-    assert repr(steps) == repr(small)
-    assert torch.equal(steps(PICTURE), small(PICTURE))
-    with pytest.raises(InvalidSetting, match=r"removed before: stage2\.1"):
-        Plan.keep(graph, {"conv1": range(5)}).cuts(first)
-    with pytest.raises(SecateurError):
-        secateur.shrink_(secateur.shrink(model, first), second)
-
-
-def test_training_goes_on_in_place_activations_and_modes() -> None:
-    """The activation that is left does not write into what the block is given, which others read."""
-    model = torchvision.models.resnet18(weights=None, num_classes=4)
-    graph = secateur.analyze(model, PICTURE[:1])
-    small = secateur.shrink(model.train(), Plan.keep(graph, {}, without=["layer1.0", "layer2.0"]))
-    assert not small.layer1[0].relu.inplace
-    assert model.layer1[0].relu.inplace
-    assert all(module.training for module in small.modules())
-    x = torch.randn(2, 64, 8, 8)
-    before = x.clone()
-    small.layer1[0](x)
-    assert torch.equal(x, before)
-    small(PICTURE).sum().backward()
-    assert all(p.grad is not None for p in small.parameters())
-    assert all(not module.training for module in secateur.shrink(model.eval(), Plan.keep(graph, {})).modules())
 
 
 def test_a_graph_says_what_can_go() -> None:

@@ -63,8 +63,8 @@ def analyze(
     say("watching a forward pass")
     watch = Watch(model, inexact)
     calls, notes, flows = _watch_modes(watch, model, call)
-    found, bound = find_branches(model, flows, watch.asked_training)
-    _freeze_ignored(watch, model, ignore)
+    ignored = _freeze_ignored(watch, model, ignore)
+    found, bound = find_branches(model, flows, watch.asked_training, ignored)
     _freeze_unused(watch)
     unused = any(not leaf.used and isinstance(leaf.tensor, nn.Parameter) for leaf in watch.leaves.values())
     leaves_out = unused or watch.values_matter or bool(notes)
@@ -189,7 +189,8 @@ def _computes_weights(module: nn.Module) -> bool:
     return old or is_parametrized(module)
 
 
-def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:
+def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> set[str]:
+    """Freeze the filters of these modules, and give the modules' names."""
     modules = dict(model.named_modules())
     if isinstance(ignore, (str, nn.Module)) or not (callable(ignore) or isinstance(ignore, Iterable)):
         ignore = [ignore]
@@ -198,7 +199,7 @@ def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:
     else:
         chosen = {name for each in ignore for name in _names_of(each, modules)}
     if not chosen:
-        return
+        return chosen
     roles = watch.table.roles()
     for leaf in watch.leaves.values():
         path = owner(leaf.name) if "." in leaf.name else ""
@@ -207,6 +208,7 @@ def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:
                 if isinstance(axis, Tensor):
                     made = axis[roles[axis >> 1] >= Role.PASSES]
                     watch.table.freeze(made, Reason(Kind.IGNORED))
+    return chosen
 
 
 def _names_of(ignored: Any, modules: dict[str, nn.Module]) -> list[str]:

@@ -197,7 +197,7 @@ class Finder:
         return self.flow.memory_of[_number(value)] in step.written
 
     def _check_outside(self, call: ModuleCall, body: Set[int], fresh: bool) -> None:
-        """Raise if others read what is inside of the block, or write to what it returns.
+        """Raise if others read what is inside of the block, or later write to what it is given or returns.
 
         fresh: without the branch the block still returns new memory, not its input itself.
         """
@@ -208,7 +208,8 @@ class Finder:
                 if value != call.gives and (outside or value in flow.outputs):
                     raise Stays(Kind.READ_INSIDE, call.module or "")
         given, gives = flow.memory_of[_number(call.given)], flow.memory_of[_number(call.gives)]
-        if given != gives and not fresh and any(gives in step.written for step in self.steps[call.last :]):
+        shared = {given, gives} if given != gives and not fresh else set()
+        if any(shared & step.written for step in self.steps[call.last :]):
             raise Stays(Kind.WRITTEN_LATER, call.module or "")
 
     def _check_tensors(self, call: ModuleCall, gone: Sequence[str], body: Set[int]) -> None:
@@ -257,11 +258,12 @@ def _does_nothing(module: nn.Module | None) -> bool:
 
 
 def find_branches(
-    model: nn.Module, flows: Mapping[str, Flow], asked_training: Iterable[str]
+    model: nn.Module, flows: Mapping[str, Flow], asked_training: Iterable[str], ignored: Iterable[str]
 ) -> tuple[list[Found], dict[str, Reason]]:
     """The branches that can go in every mode that was watched, and the reasons for those that stay.
 
     asked_training: modules whose code may run otherwise in a mode that was not watched.
+    ignored: modules whose filters stay.
     """
     found, stay = Finder(model, flows["eval"]).find()
     if "train" in flows:
@@ -278,7 +280,10 @@ def find_branches(
         asking = [each for each in found if any(f"{n}.".startswith(f"{each.cut.block}.") for n in asked_training)]
         stay |= {each.cut.block: Reason(Kind.TRAINING) for each in asking}
         found = [each for each in found if each not in asking]
-    return found, stay
+    paths = tuple(f"{name}." if name else "" for name in ignored)
+    kept = [each for each in found if any(name.startswith(paths) for name in each.cut.tensors)]
+    stay |= {each.cut.block: Reason(Kind.IGNORED) for each in kept}
+    return [each for each in found if each not in kept], stay
 
 
 def as_branches(graph: ChannelGraph, found: Iterable[Found]) -> tuple[Branch, ...]:

@@ -12,7 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_forward_hooks_with_kwargs,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 from secateur.channels.attributes import Border, Place
 from secateur.channels.flow import Flow
@@ -276,6 +280,8 @@ class Watch(EagerMode):
             del nn.Module.training
             for hook in hooks:
                 hook.remove()
+                # Torch leaves this note behind, and then warns of global hooks.
+                _global_forward_hooks_with_kwargs.pop(hook.id, None)
             del self._stack[depth:]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from secateur.channels.example import Calls, Example, in_precision
 from secateur.channels.groups import ChannelGraph, ChannelGroup
-from secateur.channels.guard import check_example, check_module, explain
+from secateur.channels.guard import STATISTICS, check_example, check_module, explain
 from secateur.channels.plan import Plan
 from secateur.channels.rehearsal import Choice, Outcome, Product, Record, real, run
 from secateur.channels.shrink import check_plan, copy_with, shrunk, tensors_of
@@ -71,12 +71,12 @@ class Verification:
 def mask_(model: nn.Module, plan: Plan) -> nn.Module:
     """Zero every slice that the plan removes, except those that only consume.
 
-    The parameters of a branch that goes are zeroed, which makes the addend zero.
+    All of a branch that goes is zeroed, norms' statistics aside, which makes the addend zero.
     """
     check_plan(model, plan)
     tensors = tensors_of(model)
     for name in plan.gone:
-        if isinstance(tensors[name], nn.Parameter):
+        if tensors[name].is_floating_point() and not name.endswith(STATISTICS):
             tensors[name].zero_()
     for name, axis, removed, role in plan.removed():
         if role != "consumes":
