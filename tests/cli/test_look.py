@@ -10,9 +10,12 @@ from xml.etree import ElementTree
 
 import doing
 import pytest
+import torch
 
+from secateur import Plan, Result, TickTock, analyze, save, shrink
 from secateur.data.catalog import DATASETS
 from secateur.errors import InvalidModel
+from secateur.models.lookup import find_model
 from secateur.recipes.experiments import EXPERIMENTS
 from secateur.recipes.jobs import Order
 from secateur.recipes.paper import RECIPES, find_recipe
@@ -29,6 +32,29 @@ def run(cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     doing.do(Order(recipe=PLAIN, data=str(cifar)), doing.TRAINING, folder.parent / "trained")
     doing.do(order, doing.PRUNING, folder)
     return folder
+
+
+@pytest.fixture
+def shallow(tmp_path: Path) -> Path:
+    """A result without some branches."""
+    model = find_model("resnet14").eval()
+    graph = analyze(model, torch.randn(1, 3, 32, 32), probe=False)
+    plan = Plan.keep(graph, {"conv1": range(12)}, without=["stage1.1", "stage2.0"])
+    result = Result(model=shrink(model, plan), plan=plan, settings=TickTock.of(keep_macs=0.5), history=())
+    return save(result, tmp_path / "shallow", network={"name": "resnet14", "options": {}})
+
+
+def test_a_result_without_some_branches(secateur: Call, shallow: Path, tmp_path: Path) -> None:
+    status, text, _ = secateur("structure", shallow)
+    assert status == 0
+    assert text.splitlines()[-1] == "removed branches: stage1.1, stage2.0"
+    assert re.search(r"stage1\.1\.conv2 +16 +0 +0%", text)
+    (told,) = json.loads(secateur("structure", shallow, "--json")[1])
+    assert told["removed_branches"] == ["stage1.1", "stage2.0"]
+    for kind in ("onnx", "pt2"):
+        status, _, err = secateur("export", shallow, f"--{kind}", tmp_path / f"network.{kind}")
+        assert status == 0, err
+        assert (tmp_path / f"network.{kind}").stat().st_size > 0
 
 
 @pytest.mark.parametrize("columns", [80, 200])

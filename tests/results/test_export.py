@@ -87,6 +87,25 @@ assert program(example.expand(5, -1, -1, -1)).shape[0] == 5
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [("resnet14", ["stage1.1", "stage2.0"]), ("torchvision:mobilenet_v2", ["features.3", "features.16"])],
+)
+def test_a_network_without_some_branches(name: str, without: list[str], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, example = find_model(name).eval(), torch.randn(1, 3, 32, 32)
+    graph = secateur.analyze(model, example)
+    small = secateur.shrink(model, secateur.Plan(graph, secateur.Plan.random(graph, 0.3).kept, frozenset(without)))
+    assert export_onnx(small, example, str(tmp_path / "network.onnx")) < 1e-4
+    assert export_program(small, example, tmp_path / "network.pt2") < 1e-5
+    assert export_torchscript(small, example, tmp_path / "network.pt") < 1e-5
+    folded, _ = fold_batchnorm(small, example)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    torch.testing.assert_close(folded(example), small(example), atol=1e-4, rtol=1e-3)
+    compiled = torch.compile(small, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(example), small(example))
+
+
 def test_torchscript(tmp_path: Path) -> None:
     model, example = pruned("resnet14")
     assert export_torchscript(model, example, tmp_path / "network.pt") < 1e-5

@@ -4,7 +4,7 @@ import json
 import shutil
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import secateur
 from secateur.errors import InvalidData, InvalidModel, InvalidSetting, SecateurError
 from secateur.models.lookup import BUILT_IN, find_model
 from secateur.results import load as load_module
+from secateur.results.structure import read_structure
 
 
 class Odd(nn.Module):
@@ -39,13 +40,15 @@ class Odd(nn.Module):
         return self.last(x.reshape(x.shape[0], self.width, -1).mean(2))
 
 
-def saved(model: nn.Module, folder: Path, example: Tensor, probe: bool = True, **about: Any) -> secateur.Result:
+def saved(
+    model: nn.Module, folder: Path, example: Tensor, probe: bool = True, without: Sequence[str] = (), **about: Any
+) -> secateur.Result:
     """The result of a run that removes some of everything."""
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor.is_floating_point():
             tensor.data += 0.01 * torch.rand_like(tensor)
     graph = secateur.analyze(model, example, probe=probe)
-    plan = secateur.Plan.random(graph, 0.4, seed=1)
+    plan = secateur.Plan(graph, secateur.Plan.random(graph, 0.4, seed=1).kept, frozenset(without))
     result = secateur.Result(
         model=secateur.shrink(model, plan).eval(), plan=plan, settings=secateur.TickTock.of(keep_macs=0.5), history=()
     )
@@ -79,6 +82,40 @@ def test_known_networks_load_by_themselves(name: str, tmp_path: Path) -> None:
     network = {"name": name, "options": options}
     result = saved(find_model(name, **options), tmp_path, example, probe=False, network=network)
     same(result, secateur.load(tmp_path), example)
+
+
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("resnet20", ["stage1.1", "stage2.0", "stage3.0#2"]),
+        ("torchvision:resnet18", ["layer1.0", "layer2.0", "layer4.1"]),
+        ("torchvision:mobilenet_v2", ["features.3", "features.16"]),
+    ],
+)
+def test_a_network_without_some_branches(name: str, without: list[str], tmp_path: Path) -> None:
+    options = {"width": 0.25} if ":" not in name else {"num_classes": 7}
+    example = torch.randn(2, 3, 64, 64)
+    network = {"name": name, "options": options}
+    result = saved(find_model(name, **options), tmp_path, example, probe=False, without=without, network=network)
+    loaded = secateur.load(tmp_path)
+    same(result, loaded, example)
+    assert result.after.params == sum(p.numel() for p in loaded.parameters())
+    built = secateur.load(tmp_path, build=lambda: find_model(name, **options))
+    same(result, built, example)
+    structure = read_structure(tmp_path)
+    assert f"removed branches: {', '.join(without)}" in str(structure)
+    widths = {name: module.weight.shape[0] for name, module in loaded.named_modules() if isinstance(module, nn.Conv2d)}
+    convs = [layer for layer in structure.layers if not layer.name.startswith(("fc", "classifier"))]
+    assert {layer.name: layer.after for layer in convs if layer.after} == {
+        layer.name: widths[layer.name] for layer in convs if layer.name in widths
+    }
+    assert any(layer.after == 0 for layer in convs)
+    (branch, *_) = result.plan.removed_branches
+    data = json.loads((tmp_path / "plan.json").read_text())
+    data["cuts"]["blocks"][0]["tensors"].pop()
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(InvalidData, match=f"block '{branch.block}' has other tensors"):
+        secateur.load(tmp_path)
 
 
 EXAMPLE = torch.randn(2, 3, 6, 6)

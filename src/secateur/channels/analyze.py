@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -14,11 +15,14 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from secateur.channels.branches import as_branches, find_branches
 from secateur.channels.build import build_graph
 from secateur.channels.example import Calls, Example, tensors_within
+from secateur.channels.flow import Flow
 from secateur.channels.groups import ChannelGraph, owner
 from secateur.channels.guard import check_model, explain, undisturbed
 from secateur.channels.labels import Role
+from secateur.channels.probe import Probe
 from secateur.channels.reasons import Kind, Reason
 from secateur.channels.settle import settle
 from secateur.channels.subject import Subject
@@ -58,23 +62,30 @@ def analyze(
     check_model(model, call)
     say("watching a forward pass")
     watch = Watch(model, inexact)
-    calls, notes = _watch_modes(watch, model, call)
-    _freeze_ignored(watch, model, ignore)
+    calls, notes, flows = _watch_modes(watch, model, call)
+    ignored = _freeze_ignored(watch, model, ignore)
+    found, bound = find_branches(model, flows, watch.asked_training, ignored)
     _freeze_unused(watch)
     unused = any(not leaf.used and isinstance(leaf.tensor, nn.Parameter) for leaf in watch.leaves.values())
     leaves_out = unused or watch.values_matter or bool(notes)
     notes += _notes_on(watch, model)
     build = partial(build_graph, watch, str(call), tuple(notes), calls, leaves_out)
     if not probe:
-        return build()
+        graph = build()
+        return replace(graph, branches=as_branches(graph, found), bound=bound)
     say("probing the cuts")
-    return settle(watch, Subject(model, calls, watch.values_matter), build, say)
+    subject = Subject(model, calls, watch.values_matter)
+    graph = settle(watch, subject, build, say)
+    graph = replace(graph, branches=as_branches(graph, found), bound=bound)
+    failed = Probe(subject, graph, say).bound_branches()
+    branches = tuple(branch for branch in graph.branches if branch.name not in failed)
+    return replace(graph, branches=branches, bound=failed | bound)
 
 
-def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, list[str]]:
+def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, list[str], dict[str, Flow]]:
     """Watch evaluation mode, and training mode where that may run differently.
 
-    Gives what to call the model with in each, and notes.
+    Gives what to call the model with in each, notes, and what was computed from what in each.
     """
     notes: list[str] = []
     with undisturbed(model), torch.no_grad():
@@ -83,7 +94,7 @@ def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, 
         if not tensors:
             kind = type(output).__name__
             raise InvalidModel("the model's output holds no tensor", got=kind, wanted="tensors, or containers of them")
-        products = watch.products
+        products, flows = watch.products, {"eval": watch.flow}
         unused_in_evaluation = [leaf for leaf in watch.leaves.values() if not leaf.used]
         switched = any(type(module).train is not nn.Module.train for module in model.modules())
         calls: Calls = {"eval": [call.varied()]}
@@ -93,6 +104,7 @@ def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, 
                 try:
                     _watch(watch, model, training)
                     calls["train"] = [training.varied()]
+                    flows["train"] = watch.flow
                     break
                 except InvalidModel as error:
                     failure = explain(error.__cause__ or error)
@@ -101,7 +113,7 @@ def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, 
                     leaf.used = False
                 notes.append(f"training mode cannot run on this example: {failure}")
         watch.products = products
-    return calls, notes
+    return calls, notes, flows
 
 
 def _notes_on(watch: Watch, model: nn.Module) -> list[str]:
@@ -136,7 +148,7 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[
     output, tensors = None, list[Tensor]()
     used = [leaf.used for leaf in watch.leaves.values()]
     for watch.shapes_only in (True, False):
-        watch.products = []
+        watch.products, watch.flow = [], Flow(watch.leaves)
         for leaf, before in zip(watch.leaves.values(), used, strict=True):
             leaf.used = before
         try:
@@ -152,6 +164,7 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[
         else:
             if not watch.values_matter:
                 break
+    watch.flow.returns(tensors)
     for tensor in tensors:
         state = watch.state(tensor)
         watch.freeze(state, Reason(Kind.OUTPUT))
@@ -176,7 +189,8 @@ def _computes_weights(module: nn.Module) -> bool:
     return old or is_parametrized(module)
 
 
-def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:
+def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> set[str]:
+    """Freeze the filters of these modules, and give the modules' names."""
     modules = dict(model.named_modules())
     if isinstance(ignore, (str, nn.Module)) or not (callable(ignore) or isinstance(ignore, Iterable)):
         ignore = [ignore]
@@ -185,7 +199,7 @@ def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:
     else:
         chosen = {name for each in ignore for name in _names_of(each, modules)}
     if not chosen:
-        return
+        return chosen
     roles = watch.table.roles()
     for leaf in watch.leaves.values():
         path = owner(leaf.name) if "." in leaf.name else ""
@@ -194,6 +208,7 @@ def _freeze_ignored(watch: Watch, model: nn.Module, ignore: Ignore) -> None:
                 if isinstance(axis, Tensor):
                     made = axis[roles[axis >> 1] >= Role.PASSES]
                     watch.table.freeze(made, Reason(Kind.IGNORED))
+    return chosen
 
 
 def _names_of(ignored: Any, modules: dict[str, nn.Module]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secateur.channels.blocks import BlockCut
 from secateur.errors import InvalidSetting
 
 MOST = 2**27
@@ -49,6 +50,8 @@ class Cuts:
     shapes: dict[str, tuple[int, ...]]
     kept: dict[str, dict[int, Tensor]]
     sizes: tuple[Size, ...]
+    blocks: tuple[BlockCut, ...] = ()
+    """Blocks that lose a branch; tensors that go with it are not among the others."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -61,6 +64,7 @@ class Cuts:
                 for name, axes in self.kept.items()
             },
             "sizes": [list(astuple(size)) for size in self.sizes],
+            **({"blocks": [block.to_dict() for block in self.blocks]} if self.blocks else {}),
         }
 
     @classmethod
@@ -82,9 +86,10 @@ class Cuts:
                 Size(str(module), str(attribute), None if position is None else _whole(position), *map(_whole, numbers))
                 for module, attribute, position, *numbers in data["sizes"]
             ]
+            blocks = tuple(BlockCut.from_dict(block) for block in data.get("blocks", ()))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise InvalidSetting("the cuts of this plan are damaged", got=f"{type(error).__name__}: {error}") from error
-        return cls(shapes, kept, tuple(sizes))
+        return cls(shapes, kept, tuple(sizes), blocks)
 
 
 def checked_indices(values: Any, size: Any, name: str) -> Tensor:

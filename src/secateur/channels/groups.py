@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from secateur.channels.blocks import BlockCut
 from secateur.channels.cost import Cost, CostRow, Formula, savings
 from secateur.channels.example import Calls
 from secateur.channels.labels import Role, labels_of
@@ -92,6 +93,41 @@ class SizeAttribute:
     channels: Tensor
 
 
+@dataclass(frozen=True)
+class Branch:
+    """An addend of a sum that can go, as a whole, with all that only serves to compute it."""
+
+    name: str
+    """That of its block; with #2 where the other addend can go instead."""
+    cut: BlockCut
+    """What is left of the block, and which parameters and buffers go."""
+    addend: str | None
+    """The module whose output is the addend, None if the code of the block computes it."""
+    rows: tuple[int, ...]
+    """Its multiply-adds: positions in the graph's `layers`."""
+    groups: tuple[str, ...]
+    """The groups of channels that lie wholly within it."""
+
+    @property
+    def block(self) -> str:
+        """The module that encloses the branch and the sum."""
+        return self.cut.block
+
+    @property
+    def left(self) -> list[str]:
+        """What is left of the block: names of its children, or of activations."""
+        return [link.name for link in self.cut.left]
+
+    @property
+    def modules(self) -> list[str]:
+        """The modules whose parameters and buffers go."""
+        return list(dict.fromkeys(owner(tensor) for tensor in self.cut.tensors))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {"name": self.name, "addend": self.addend, "groups": list(self.groups), **self.cut.to_dict()}
+
+
 def owner(tensor: str) -> str:
     """The module that a parameter or buffer belongs to.
 
@@ -133,6 +169,10 @@ class ChannelGraph:
     """For every label of the analysis its channel, or -1."""
     padded: tuple[str, ...] = ()
     """Groups that the forward pass pads with zeros, whose number its code computes."""
+    branches: tuple[Branch, ...] = ()
+    """Branches that can go; of two with the same block either can."""
+    bound: dict[str, Reason] = field(default_factory=dict)
+    """Branches that must stay, by the module that adds, with the reason."""
 
     @property
     def num_channels(self) -> int:
@@ -177,10 +217,18 @@ class ChannelGraph:
     def params(self) -> int:
         return self.count_params(self.all_kept())
 
-    def cost(self, keep: Tensor | None = None) -> Cost:
-        """MACs and parameters when only the channels of this boolean mask are kept."""
+    def cost(self, keep: Tensor | None = None, without: Iterable[str] = ()) -> Cost:
+        """MACs and parameters when only the channels of this boolean mask are kept.
+
+        without: names of branches that are gone.
+        """
         keep = self.all_kept() if keep is None else keep
-        return Cost(self.count_macs(keep), self.count_params(keep))
+        branches = [self.branch(name) for name in without]
+        gone = {row for branch in branches for row in branch.rows}
+        tensors = {tensor for branch in branches for tensor in branch.cut.tensors}
+        macs = self.count_macs(keep) - sum(self.layers[row].value(keep) for row in gone)
+        params = self.count_params(keep) - sum(row.value(keep) for row in self.sizes if tensors and row.name in tensors)
+        return Cost(macs, params)
 
     def savings(self, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """MACs and parameters that the removal of each channel alone would save, as the network stands."""
@@ -218,6 +266,14 @@ class ChannelGraph:
             raise InvalidSetting(f"the channels of {name!r} must stay", got=frozen[0].reason)
         raise unknown_name("group", name, [g.name for g in self.groups])
 
+    def branch(self, name: str) -> Branch:
+        for branch in self.branches:
+            if branch.name == name:
+                return branch
+        if name in self.bound:
+            raise InvalidSetting(f"the branch of {name!r} must stay", got=self.bound[name])
+        raise unknown_name("branch", name, [branch.name for branch in self.branches])
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return {
@@ -252,6 +308,8 @@ class ChannelGraph:
             ],
             "ungated": {name: reason.to_dict() for name, reason in self.ungated.items()},
             "layers": [{"name": r.name, "kind": r.kind, "macs": r.value(self.all_kept())} for r in self.layers],
+            "branches": [branch.to_dict() for branch in self.branches],
+            "bound": {name: reason.to_dict() for name, reason in self.bound.items()},
             "notes": list(self.notes),
         }
 

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from secateur.channels.amounts import Amounts, equal_widths, leaves_one, other_ways, parted, unequal_amounts
-from secateur.channels.groups import ChannelGraph, ChannelGroup
+from secateur.channels.groups import Branch, ChannelGraph, ChannelGroup
 from secateur.channels.guard import collecting_later, explain
 from secateur.channels.plan import Plan
 from secateur.channels.reasons import Kind, Reason
@@ -31,6 +31,7 @@ from secateur.words import counted
 
 Where = Literal["anywhere", "first", "last"]
 """Which channels of a group to cut."""
+Some = TypeVar("Some", ChannelGroup, Branch)
 HOLDS_ORIGINAL = "a hook or lambda that holds the model holds the original, make it a method"
 SHARED = Reason(Kind.NOT_COPIED, "it would run layers of the original, since a module keeps a function that calls them")
 
@@ -110,6 +111,39 @@ class Probe:
             *((self.goes_alike, amounts, "anywhere") for amounts in ways if any(amounts.values())),
         ]
 
+    def bound_branches(self) -> dict[str, Reason]:
+        """The branches that cannot go, by name, with the reason."""
+        if self._shares():
+            return {branch.name: SHARED for branch in self.graph.branches}
+        found: dict[str, Reason] = {}
+        for branches in _apart(self.graph.branches):
+
+            def attempt(some: Sequence[Branch]) -> Failure | None:
+                names = frozenset(branch.name for branch in some)
+                return self._goes_without(Plan(self.graph, self.graph.all_kept(), names))
+
+            while branches and (failure := attempt(branches)) is not None:
+                self.say(f"probing: {counted(len(branches), 'branch', 'branches')}")
+                found |= _bisect(branches, attempt) or {branch.name: failure.reason for branch in branches}
+                branches = [branch for branch in branches if branch.name not in found]
+        return found
+
+    @collecting_later()
+    def _goes_without(self, plan: Plan) -> Failure | None:
+        """Whether the network without some branches computes what it does with zeros for their parameters."""
+        if self.subject.is_meta:
+            return self.runs(plan)
+        smaller = self.subject.smaller_calls
+        with suppress(Exception):
+            # The sizes of channels do not change: a smaller picture shows the same.
+            if smaller and compare(self.subject.perturbed, plan, smaller, precision=torch.float32, nudges=0).agrees:
+                return None
+        failure = self._compare(plan)
+        if failure is None:
+            return None
+        kind = {Kind.DIFFERS: Kind.NOT_NEUTRAL}.get(failure.reason.kind, Kind.NEEDED)
+        return Failure(Reason(kind, failure.reason.detail), failure.module)
+
     def works(self, channels: Tensor) -> Failure | None:
         """A quick answer for the groups of these channels: whether they can be cut without the others."""
         groups = [group for group in self._groups if group.has_any(channels)]
@@ -150,6 +184,8 @@ class Probe:
                 run(work, example, mode)
             except Exception as error:
                 # Any error of the user's forward pass is an answer.
+                if plan.without:
+                    return Failure(Reason(Kind.NEEDED, explain(error)), _running(error))
                 if plan.remaining:
                     return Failure(Reason(Kind.FIXED_SIZE, explain(error)), _running(error))
                 return Failure(Reason(Kind.NOT_COPIED, f"{explain(error)} ({HOLDS_ORIGINAL})"))
@@ -206,10 +242,25 @@ class Probe:
         return found
 
 
-def _bisect(
-    groups: Sequence[ChannelGroup], attempt: Callable[[Sequence[ChannelGroup]], Failure | None]
-) -> dict[str, Reason]:
-    """The groups that fail alone, found by bisection."""
+def _apart(branches: Sequence[Branch]) -> list[list[Branch]]:
+    """Branches in as few lists as needed for no block in a list to lie in another, or be the same."""
+    lists: list[list[Branch]] = []
+    for branch in branches:
+        path = f"{branch.block}."
+        free = (some for some in lists if not any(_are_nested(path, f"{other.block}.") for other in some))
+        chosen = next(free, None)
+        if chosen is None:
+            lists.append(chosen := [])
+        chosen.append(branch)
+    return lists
+
+
+def _are_nested(path: str, other: str) -> bool:
+    return path.startswith(other) or other.startswith(path)
+
+
+def _bisect(groups: Sequence[Some], attempt: Callable[[Sequence[Some]], Failure | None]) -> dict[str, Reason]:
+    """The groups, or branches, that fail alone, found by bisection."""
     failure = attempt(groups) if groups else None
     if failure is None:
         return {}

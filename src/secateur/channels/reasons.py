@@ -38,6 +38,20 @@ class Kind(Enum):
     SHARED_WEIGHT = "has a weight or bias that is shared"
     WRITTEN_WEIGHT = "has a weight that the forward pass changes"
 
+    # Why a branch cannot go.
+    NO_BLOCK = "no module within the model holds the branch and the sum"
+    SEVERAL_TENSORS = "{} takes or returns more than one tensor"
+    NO_CHAIN = "what would be left is no chain of modules and activations: {}"
+    VALUES = "the code of {} depends on values"
+    READ_INSIDE = "results from within {} are used outside of it"
+    WRITTEN_LATER = "what {} takes or returns is changed in place later"
+    USED_ELSEWHERE = "{} is used elsewhere too"
+    UNUSED_PARAMETER = "{} is not used in the forward pass on this example"
+    HOOKED = "{} has hooks or a weight that is computed"
+    TRAINING = "runs differently in training mode"
+    NEEDED = "the forward pass fails without it: {}"
+    NOT_NEUTRAL = "a network without it differs by {} from one in which its tensors are zero"
+
 
 @dataclass(frozen=True)
 class Reason:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from secateur.channels.blocks import outermost_last
 from secateur.channels.bookkeeping import refresh
 from secateur.channels.cuts import Cuts
 from secateur.channels.groups import ChannelGraph
@@ -36,6 +37,9 @@ def shrunk(model: nn.Module, plan: Plan, change: Callable[[Tensor], Tensor | Non
     """A smaller copy of the model with its tensors changed; what changes to None is copied as it is."""
     cuts, contents = plan.cuts(), list[tuple[Tensor, Tensor]]()
     for name, tensor in tensors_of(model).items():
+        if name in plan.gone:
+            contents.append((tensor, tensor.data))
+            continue
         indices = cuts.kept.get(name)
         data = tensor.data if indices is None else cut(tensor.data, tensor.shape, indices)
         changed = change(data)
@@ -65,6 +69,7 @@ def hollow(model: nn.Module, plan: Plan | None = None) -> nn.Module:
 
 def _resized(model: nn.Module, contents: Iterable[tuple[Tensor, Tensor]], cuts: Cuts) -> nn.Module:
     _check_sizes(model, cuts)
+    _check_blocks(model, cuts)
     return _resize_(copy_with(model, contents), cuts)
 
 
@@ -84,13 +89,17 @@ def cut_(model: nn.Module, cuts: Cuts, optimizer: torch.optim.Optimizer | None =
     """Apply cuts to the model in place and return it; raises before anything is changed.
 
     Parameters and buffers remain the same objects with smaller contents, so that tied ones stay tied and the optimizer
-    keeps its hold on them; gradients and the optimizer's per-element state are cut by the same indices.
+    keeps its hold on them; gradients and the optimizer's per-element state are cut by the same indices. The optimizer
+    lets go of parameters that go with a branch, and of what it keeps about them.
     """
     tensors = tensors_of(model)
     _check_shapes(tensors, cuts.shapes)
     _check_sizes(model, cuts)
+    _check_blocks(model, cuts)
+    gone = [name for block in cuts.blocks for name in block.tensors]
     if optimizer is not None:
-        check_optimizer(optimizer, {name: tensors[name] for name in cuts.kept})
+        check_optimizer(optimizer, {name: tensors[name] for name in (*cuts.kept, *gone)})
+        _drop(optimizer, [tensors[name] for name in gone])
     for name, indices in cuts.kept.items():
         _cut_tensor(tensors[name], indices, optimizer)
     return _resize_(model, cuts)
@@ -104,8 +113,16 @@ def _check_sizes(model: nn.Module, cuts: Cuts) -> None:
             raise InvalidSetting(what, got=found, wanted=size.before)
 
 
+def _check_blocks(model: nn.Module, cuts: Cuts) -> None:
+    tensors = tensors_of(model) if cuts.blocks else {}
+    for block in cuts.blocks:
+        block.check(model, tensors)
+
+
 def _resize_(model: nn.Module, cuts: Cuts) -> nn.Module:
-    """Set the numbers that modules keep about their channels."""
+    """Replace the blocks that lose a branch, and set the numbers that modules keep about their channels."""
+    for block in outermost_last(cuts.blocks):
+        block.apply_(model)
     modules = dict(model.named_modules())
     for size in cuts.sizes:
         size.set_(modules[size.module])
@@ -213,7 +230,10 @@ def check_plan(model: nn.Module, plan: Plan, since: Plan | None = None) -> None:
 
 def check_same_network(model: nn.Module, graph: ChannelGraph, since: Plan | None = None) -> None:
     """Raise if the graph is of another network than this, as it was cut by `since`."""
-    _check_shapes(tensors_of(model), {n: since.shape(n) for n in graph.shapes} if since is not None else graph.shapes)
+    shapes = graph.shapes
+    if since is not None:
+        shapes = {name: since.shape(name) for name in graph.shapes if name not in since.gone}
+    _check_shapes(tensors_of(model), shapes)
     new = next((name for name, p in model.named_parameters() if p.dim() and name not in graph.shapes), None)
     if new is not None:
         raise InvalidSetting(f"the model has {new!r}, which the graph lacks", remedy="Analyse the model again")
@@ -250,6 +270,20 @@ def _follows(value: Any, parameter: Tensor) -> bool:
         and value.dim() == parameter.dim()
         and all(a in (b, 1) for a, b in zip(value.shape, parameter.shape, strict=True))
     )
+
+
+def _drop(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
+    """Take these out of the optimizer, with what it keeps about them in its state and groups."""
+    gone = {id(parameter) for parameter in parameters}
+    for group in optimizer.param_groups:
+        count = len(group["params"])
+        places = [i for i, parameter in enumerate(group["params"]) if id(parameter) in gone]
+        for place in reversed(places):
+            optimizer.state.pop(group["params"][place], None)
+            for values in group.values():
+                if isinstance(values, list) and len(values) == count:
+                    del values[place]
+            count -= 1
 
 
 def _cut_optimizer(optimizer: torch.optim.Optimizer, parameter: Tensor, indices: dict[int, Tensor]) -> None:

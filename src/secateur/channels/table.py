@@ -7,7 +7,7 @@ from secateur.words import counted
 
 
 def describe(graph: ChannelGraph) -> str:
-    """Totals, then the groups that can be cut, then what stays and why."""
+    """Totals, then the groups that can be cut, the branches that can go, and what stays and why."""
     filters, free = graph.num_filters, graph.num_free_filters
     lines = [
         f"Input {graph.input}: {quantity(graph.macs)} MACs, {quantity(graph.params)} parameters",
@@ -33,6 +33,13 @@ def describe(graph: ChannelGraph) -> str:
             reasons = sorted({str(group.inexact) for group in graph.groups if group.inexact})
             lines += ["", "~ inexact, as requested: removing a channel is not the same as zeroing it"]
             lines += [f"  {reason}" for reason in reasons]
+    if graph.branches:
+        rows = [("branch", "MACs", "params", "what is left of its block")]
+        for branch in graph.branches:
+            rest = graph.cost(without=[branch.name])
+            saved = quantity(graph.macs - rest.macs), quantity(graph.params - rest.params)
+            rows.append((branch.name, *saved, ", ".join(branch.left) or "nothing but its input"))
+        lines += ["", *_columns(rows)]
     if graph.frozen:
         rows = [("stays", "filters", "why")]
         rows += [(frozen.name, str(frozen.size), str(frozen.reason)) for frozen in graph.frozen]

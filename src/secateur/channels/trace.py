@@ -12,9 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_forward_hooks_with_kwargs,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 from secateur.channels.attributes import Border, Place
+from secateur.channels.flow import Flow
 from secateur.channels.labels import LabelTable, labels_of
 from secateur.channels.memory import Memory, same_axes
 from secateur.channels.reasons import Kind, Reason
@@ -63,6 +68,8 @@ class Watch(EagerMode):
         """Whether the code depends on values, and may take other branches for others."""
         self.training_matters = False
         """Whether the code may run differently in training mode."""
+        self.asked_training: set[str] = set()
+        """Names of the modules whose code asks for the mode."""
         self.products: list[Product] = []
         self.places: list[Place] = []
         self.borders: list[Border] = []
@@ -92,6 +99,8 @@ class Watch(EagerMode):
             leaf.state.origin = leaf
         strided = [leaf for leaf in self.leaves.values() if leaf.tensor.layout is torch.strided]
         self._homes = {leaf.tensor.untyped_storage()._cdata: leaf for leaf in strided}
+        self.flow = Flow(self.leaves)
+        """What the pass that runs now, or the last one, computes from what."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -102,8 +111,9 @@ class Watch(EagerMode):
             if decomposed is not NotImplemented:
                 return decomposed
         inputs = tensors_in(args) + tensors_in(kwargs.values())
-        if operator.looks_at_values and (operator.name != "index" or has_mask(args[1])):
-            self.values_matter = True
+        looks = operator.looks_at_values and (operator.name != "index" or has_mask(args[1]))
+        self.values_matter |= looks
+        read, counted = self.flow.read(inputs), len(self.products)
         known = [state for t in inputs if (state := self.state(t)) is not None]
         written = [(t, self.state(t)) for t in operator.written_tensors(args, kwargs)]
         layout = (inputs[0].shape, inputs[0].stride()) if inputs else None
@@ -115,6 +125,7 @@ class Watch(EagerMode):
                 self._follow(operator.rule, call)
             else:
                 self._give_up(call, Kind.UNKNOWN_OPERATOR)
+        self.flow.note(operator, read, args, kwargs, out, range(counted, len(self.products)), looks)
         for tensor, before in written:
             self._memory.settle(tensor, before)
             if (
@@ -240,18 +251,26 @@ class Watch(EagerMode):
         def enter(module: nn.Module, args: Any) -> None:
             self._stack.append(module)
             self.ran.add(self.modules.get(id(module), ""))
+            self.flow.enter(self.modules.get(id(module)), args)
 
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
+        def leave(module: nn.Module, args: Any, *rest: Any) -> None:
             self._stack.pop()
+            # After an error, torch leaves the keyword arguments out.
+            kwargs, output = rest if len(rest) == 2 else ({}, *rest)
+            self.flow.leave(kwargs, output)
 
         def read_training(module: nn.Module) -> bool:
             # Torch's own norms and dropouts run the same operators in both modes, as far as channels go.
             known = type(module).__module__.startswith("torch.nn.") and isinstance(module, (_NormBase, _DropoutNd))
             self.training_matters |= not known
+            self.asked_training |= set() if known else {self.modules.get(id(module), "")}
             return vars(module)["training"]
 
         depth = len(self._stack)
-        hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+        hooks = [
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave, with_kwargs=True, always_call=True),
+        ]
         # A property of the class goes before the instance's own entry, which stays what it is.
         nn.Module.training = property(read_training, lambda module, value: vars(module).update(training=value))  # pyright: ignore
         try:
@@ -261,6 +280,8 @@ class Watch(EagerMode):
             del nn.Module.training
             for hook in hooks:
                 hook.remove()
+                # Torch leaves this note behind, and then warns of global hooks.
+                _global_forward_hooks_with_kwargs.pop(hook.id, None)
             del self._stack[depth:]
 
 
@@ -271,6 +292,7 @@ def escapes_seen(watch: Watch) -> Iterator[None]:
     def wrapped(original: Any) -> Any:
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             watch.values_matter = True
+            watch.flow.note_read(tensor)
             watch.freeze(watch.state(tensor), watch.reason(Kind.READ_BY_PYTHON))
             return original(tensor, *args, **kwargs)
 
@@ -279,6 +301,7 @@ def escapes_seen(watch: Watch) -> Iterator[None]:
     def replace(tensor: Tensor, value: Tensor) -> None:
         state = watch.state(value)
         watch.put(tensor, State([None] * value.dim()) if state is None else state)
+        watch.flow.note_read(tensor, written=True)
         original_data.__set__(tensor, value)
 
     own = dict(vars(Tensor))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from secateur.channels.example import Calls, Example, in_precision
 from secateur.channels.groups import ChannelGraph, ChannelGroup
-from secateur.channels.guard import check_example, check_module, explain
+from secateur.channels.guard import STATISTICS, check_example, check_module, explain
 from secateur.channels.plan import Plan
 from secateur.channels.rehearsal import Choice, Outcome, Product, Record, real, run
 from secateur.channels.shrink import check_plan, copy_with, shrunk, tensors_of
@@ -69,9 +69,15 @@ class Verification:
 
 @torch.no_grad()
 def mask_(model: nn.Module, plan: Plan) -> nn.Module:
-    """Zero every slice that the plan removes, except those that only consume."""
+    """Zero every slice that the plan removes, except those that only consume.
+
+    All of a branch that goes is zeroed, norms' statistics aside, which makes the addend zero.
+    """
     check_plan(model, plan)
     tensors = tensors_of(model)
+    for name in plan.gone:
+        if tensors[name].is_floating_point() and not name.endswith(STATISTICS):
+            tensors[name].zero_()
     for name, axis, removed, role in plan.removed():
         if role != "consumes":
             tensors[name][(slice(None),) * axis + (removed.to(tensors[name].device),)] = 0
@@ -102,7 +108,7 @@ def confirm(model: nn.Module, plan: Plan) -> None:
     """Verify with the example of the plan's graph; raises if the network cannot be cut like that."""
     device = next(model.parameters()).device
     calls = {mode: [example.on(device) for example in examples] for mode, examples in plan.graph.calls.items()}
-    if not plan.remaining or not calls:
+    if not (plan.remaining or plan.without) or not calls:
         return
     with _not_equivalent("the pruned network does not run"):
         result = compare(model, plan, calls, precision=precision_for(plan.graph))
@@ -126,8 +132,11 @@ def precision_for(graph: ChannelGraph) -> torch.dtype:
 
 def _refuse_difference(result: Verification, model: nn.Module, plan: Plan, calls: Calls) -> None:
     if result.exact and not result.agrees:
-        guilty = [group.name for group in plan.graph.groups if _is_guilty(model, plan, group, calls)]
-        where = f"group {', '.join(repr(name) for name in guilty)}" if guilty else "these groups taken together"
+        groups = [group.name for group in plan.graph.groups if _is_guilty(model, plan, group, calls)]
+        branches = [name for name in sorted(plan.without) if _is_guilty_branch(model, plan.graph, name, calls)]
+        named = {"group": groups, "branch": branches}
+        listed = [f"{kind} {', '.join(map(repr, names))}" for kind, names in named.items() if names]
+        where = " and ".join(listed) or "these groups taken together"
         raise NotEquivalent(
             f"masked and shrunk differ because of {where}",
             got=f"a difference of {result.difference:.1e}",
@@ -140,6 +149,10 @@ def _is_guilty(model: nn.Module, plan: Plan, group: ChannelGroup, calls: Calls) 
     kept = plan.graph.all_kept()
     kept[group.span] = plan.kept[group.span]
     return not bool(kept.all()) and not compare(model, Plan(plan.graph, kept), calls).agrees
+
+
+def _is_guilty_branch(model: nn.Module, graph: ChannelGraph, name: str, calls: Calls) -> bool:
+    return not compare(model, Plan(graph, graph.all_kept(), frozenset([name])), calls).agrees
 
 
 def compare(
@@ -183,6 +196,8 @@ def compare(
     for mode, (cast, expected) in masked.items():
         got = run(work, cast, mode, record(precision), last=mode == [*masked][-1])
         more = _nudged(lambda: _masked(model, plan, precision), cast, mode, precision)
+        if plan.without:
+            expected, got, more = _telling(expected), _telling(got), map(_telling, more)
         if leaves_one and (spared := _spared(expected, got, TOLERANCES[precision])):
             expected, more = expected.without(spared), (each.without(spared) for each in more)
         found, compared, led = _differences(expected, got, islice(more, nudges), TOLERANCES[precision])
@@ -278,6 +293,12 @@ def _choose_otherwise(expected: Outcome, got: Outcome) -> bool:
     """Whether the two passes choose differently; choices per channel have other shapes and do not count."""
     pairs = zip(expected.choices, got.choices, strict=False)
     return len(expected.choices) != len(got.choices) or any(a != b for a, b in pairs if a.shape == b.shape)
+
+
+def _telling(outcome: Outcome) -> Outcome:
+    """The outcome without products that are zero everywhere, as those of a branch without weights are."""
+    silent = {n for n, step in enumerate(outcome.steps) if isinstance(step, Product) and not bool(step.sums.any())}
+    return outcome.without(silent)
 
 
 def _spared(expected: Outcome, got: Outcome, tolerance: float) -> set[int]:

@@ -76,7 +76,8 @@ def find_source(name: str) -> Source:
         raise InvalidSetting(f"there is neither a run nor a file with weights at {path}")
     folder = find_result(path)
     weights, plan = folder / "model.safetensors", folder / "plan.json"
-    if not read_plan(plan).groups:
+    saved = read_plan(plan)
+    if not saved.groups and not saved.branches:
         return Source(weights, is_result=True)
     return Source(weights, plan, _find_whole(folder), is_result=True)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,21 +28,31 @@ class Structure:
 
     title: str
     layers: list[Layer]
+    removed_branches: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         wide = max([len(layer.name) for layer in self.layers] + [5])
         head = f"{self.title}\n{'layer':<{wide}} {'before':>7} {'after':>7} {'left':>6}"
         rows = [f"{x.name:<{wide}} {x.before:>7} {x.after:>7} {x.after / x.before:>6.0%}" for x in self.layers]
-        return "\n".join([head, *rows])
+        gone = [f"removed branches: {', '.join(self.removed_branches)}"] if self.removed_branches else []
+        return "\n".join([head, *rows, *gone])
 
     def to_dict(self) -> dict[str, Any]:
-        return {"title": self.title, "layers": [vars(layer) for layer in self.layers]}
+        gone = {"removed_branches": self.removed_branches} if self.removed_branches else {}
+        return {"title": self.title, "layers": [vars(layer) for layer in self.layers], **gone}
 
 
-def layers_after(widths: Iterable[Any], removed: Mapping[str, int]) -> list[Layer]:
-    """Layers, from rows of name, width and filters per channel of each group, and the channels removed by group."""
+def layers_after(widths: Iterable[Any], removed: Mapping[str, int], gone: Container[str] = ()) -> list[Layer]:
+    """Layers, from rows of name, width and filters per channel of each group, and the channels removed by group.
+
+    gone: layers that are removed as a whole.
+    """
     return [
-        _layer(name, width, width - sum(each * removed.get(group, 0) for group, each in groups.items()))
+        _layer(
+            name,
+            width,
+            width - sum(each * removed.get(group, 0) for group, each in groups.items()) if name not in gone else 0,
+        )
         for name, width, groups in widths
     ]
 
@@ -51,7 +61,9 @@ def read_structure(folder: str | Path) -> Structure:
     """The structure of a run, finished or not, or of a result."""
     path = Path(folder)
     summary, config = path / "summary.json", path / "config.json"
+    gone: list[str] = []
     if summary.is_file():
+        gone = _checked(summary, lambda: [str(name) for name in read_json(summary).get("removed_branches", [])])
         layers = _checked(summary, lambda: [_layer(*row) for row in read_json(summary)["layers"]])
     elif config.is_file():
         removed = _checked(path / "events.jsonl", lambda: _count(read_json_lines(path / "events.jsonl")))
@@ -61,7 +73,7 @@ def read_structure(folder: str | Path) -> Structure:
             layers = read_structure(path / "result").layers
     else:
         raise InvalidData(f"{path} is neither a run nor a result", wanted="a config.json or a summary.json")
-    return Structure(str(path), layers)
+    return Structure(str(path), layers, gone)
 
 
 def _count(events: list[dict[str, Any]]) -> dict[str, int]:

@@ -19,6 +19,7 @@ FORMAT = {"format": "secateur-summary", "version": 1}
 def summarize(result: Result, about: dict[str, Any]) -> dict[str, Any]:
     """Plain data, ready for JSON."""
     before, after = result.before, result.after
+    branches = [branch.name for branch in result.plan.removed_branches]
     device = next(result.model.parameters()).device
     return {
         **FORMAT,
@@ -30,6 +31,7 @@ def summarize(result: Result, about: dict[str, Any]) -> dict[str, Any]:
         "after": {"macs": after.macs, "params": after.params, "metrics": result.metrics},
         "seconds": sum(event.seconds for event in result.history),
         "layers": [[layer.name, layer.before, layer.after] for layer in layers_of(result)],
+        **({"removed_branches": branches} if branches else {}),
         "hardware": device_name(device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
@@ -44,7 +46,8 @@ def layers_of(result: Result) -> list[Layer]:
     """Every layer that can lose filters."""
     graph, kept = result.plan.graph, result.plan.kept
     removed = {g.name: g.size - int(kept[g.span].sum()) for g in graph.groups}
-    return layers_after(graph.widths, removed)
+    gone = {module for branch in result.plan.removed_branches for module in branch.modules}
+    return layers_after(graph.widths, removed, gone)
 
 
 def device_name(device: torch.device) -> str:

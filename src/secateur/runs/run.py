@@ -17,7 +17,7 @@ from secateur.channels.guard import are_finite
 from secateur.channels.plan import Plan
 from secateur.channels.shapes import channels_last
 from secateur.channels.shrink import copy_model, tensors_of
-from secateur.errors import Diverged, Interrupted
+from secateur.errors import Diverged, Interrupted, InvalidSetting
 from secateur.pruning.pruner import Pruner
 from secateur.pruning.selection import count_filters
 from secateur.randomness import mix, seeded
@@ -68,6 +68,9 @@ class Run:
     ) -> None:
         self.settings, self.phases, self.task = settings, list(phases), task
         self.graph, self.started_with = plan.graph, plan
+        if plan.without:
+            what = "a run cannot start from a network without some of its branches"
+            raise InvalidSetting(what, got=", ".join(sorted(plan.without)), remedy="Train it with a loop of your own")
         self.engine = engine or Engine()
         self.world = World.current()
         self.folder = folder
