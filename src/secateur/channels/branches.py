@@ -287,17 +287,16 @@ def find_branches(
 
 
 def as_branches(graph: ChannelGraph, found: Iterable[Found]) -> tuple[Branch, ...]:
-    """The branches of a graph, the one with more multiply-adds first where either addend of a sum may go."""
+    """The branches of a graph; where either addend of a sum may go, the one with more multiply-adds."""
     whole = graph.all_kept()
-    macs = {each: sum(graph.layers[row].value(whole) for row in each.rows) for each in found}
-    names: dict[str, int] = {}
+    chosen: dict[str, tuple[int, Found]] = {}
+    for each in found:
+        macs = sum(graph.layers[row].value(whole) for row in each.rows)
+        if macs > chosen.get(each.cut.block, (-1, each))[0]:
+            chosen[each.cut.block] = macs, each
     branches = []
-    for each in sorted(macs, key=lambda each: -macs[each]):
-        names[each.cut.block] = number = names.get(each.cut.block, 0) + 1
+    for block, (_, each) in chosen.items():
         gone = set(each.cut.tensors)
         groups = [group.name for group in graph.groups if all(member.tensor in gone for member in group.members)]
-        name = each.cut.block if number == 1 else f"{each.cut.block}#{number}"
-        addend = each.addends[-1] if each.addends else None
-        branches.append(Branch(name, each.cut, addend, each.rows, tuple(groups)))
-    order = list(dict.fromkeys(each.cut.block for each in macs))
-    return tuple(sorted(branches, key=lambda branch: order.index(branch.block)))
+        branches.append(Branch(block, each.cut, each.addends[-1] if each.addends else None, each.rows, tuple(groups)))
+    return tuple(branches)

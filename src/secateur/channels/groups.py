@@ -98,7 +98,7 @@ class Branch:
     """An addend of a sum that can go, as a whole, with all that only serves to compute it."""
 
     name: str
-    """That of its block; with #2 where the other addend can go instead."""
+    """That of its block."""
     cut: BlockCut
     """What is left of the block, and which parameters and buffers go."""
     addend: str | None
@@ -170,7 +170,7 @@ class ChannelGraph:
     padded: tuple[str, ...] = ()
     """Groups that the forward pass pads with zeros, whose number its code computes."""
     branches: tuple[Branch, ...] = ()
-    """Branches that can go; of two with the same block either can."""
+    """Branches that can go."""
     bound: dict[str, Reason] = field(default_factory=dict)
     """Branches that must stay, by the module that adds, with the reason."""
 

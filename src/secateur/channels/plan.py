@@ -97,11 +97,6 @@ class Plan:
                 got=f"{self.kept.dtype} of shape {tuple(self.kept.shape)}",
                 wanted=f"{self.graph.num_channels} booleans",
             )
-        blocks: dict[str, str] = {}
-        for branch in self.removed_branches:
-            if blocks.setdefault(branch.block, branch.name) != branch.name:
-                what = f"the plan leaves nothing of the sum in {branch.block!r}"
-                raise InvalidSetting(what, got=f"{blocks[branch.block]} and {branch.name}", wanted="one of them")
         for group in self.graph.groups:
             if group.name in self._inside:
                 self.kept[group.span] = False
