@@ -1,5 +1,6 @@
 """Networks timed side by side."""
 
+import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import secateur
 from secateur.channels.cost import Cost
 from secateur.errors import InvalidSetting
 from secateur.models.lookup import find_model
-from secateur.results.bench import bench, latency, summarize, table
+from secateur.results.bench import bench, latency, runner, summarize, table
 from secateur.timing import time_in_turn
 
 OPTIONS = {
@@ -92,6 +93,7 @@ def test_runs_names_and_files_side_by_side(tmp_path: Path) -> None:
         (["resnet20", "timm:lcnet_035"], {}),  # of other images
         (["resnet20"], {"how": "captured"}),
         (["resnet20"], {"how": "onnxruntime", "precision": "bf16"}),
+        (["resnet20"], {"how": "openvino", "precision": "fp16"}),
         (["resnet20"], {"batch": 0}),
         (["resnet20"], {"repetitions": 1}),
     ],
@@ -99,3 +101,22 @@ def test_runs_names_and_files_side_by_side(tmp_path: Path) -> None:
 def test_what_cannot_be_timed_is_refused(names: list[str], options: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting):
         bench(names, **{**OPTIONS, **options})  # pyright: ignore
+
+
+@pytest.mark.parametrize("how", ["onnxruntime", "onnxruntime-int8", "openvino", "ncnn", "executorch"])
+def test_other_runtimes(how: str) -> None:
+    if how in ("ncnn", "executorch") or (how == "openvino" and platform.machine() == "aarch64"):
+        pytest.importorskip(how)
+    (timing,), _ = bench(["resnet20"], **{**OPTIONS, "how": how})  # pyright: ignore
+    assert timing.median > 0
+
+
+def test_a_runtime_runs_the_network_that_it_was_given() -> None:
+    torch.manual_seed(0)
+    model, images = find_model("resnet20").eval(), torch.randn(3, 3, 32, 32)
+    with torch.no_grad():
+        wanted = model(images)
+    exact: Any = runner(model, images, "onnxruntime")()
+    rough: Any = runner(model, images, "onnxruntime-int8")()
+    assert torch.allclose(exact[0], wanted, atol=1e-4)
+    assert 1e-4 < float((rough[0] - wanted).abs().max()) < 0.5 * float(wanted.abs().max())

@@ -2,9 +2,11 @@
 
 import copy
 import math
+import platform
 import subprocess
 import sys
-from functools import cache
+import warnings
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 
 import secateur
 from secateur.channels.example import Example
-from secateur.errors import InvalidModel, NotEquivalent
+from secateur.errors import InvalidModel, MissingExtra, NotEquivalent
 from secateur.models.lookup import find_model
 from secateur.results.export import (
     _compare,
@@ -27,6 +29,7 @@ from secateur.results.export import (
     fold_batchnorm,
 )
 from secateur.results.network import check_runs, open_network
+from secateur.results.runtimes import export_executorch, export_ncnn, export_openvino
 
 NETWORKS = {
     "resnet14": ({}, 32),
@@ -39,6 +42,7 @@ NETWORKS = {
     "fcn32s": ({"width": 1 / 8}, 64),
 }
 FAST = ("resnet14",)
+needs_openvino = pytest.mark.skipif(platform.machine() == "aarch64", reason="OpenVINO has no wheel for it")
 
 
 def pruned(name: str) -> tuple[nn.Module, Tensor]:
@@ -291,3 +295,89 @@ def test_a_network_that_cannot_be_exported_leaves_no_file(tmp_path: Path) -> Non
         export_program(Chooser(), torch.randn(1, 3), tmp_path / "network.pt2")
     assert caught.value.what == "Chooser cannot be written as an exported program"
     assert not list(tmp_path.iterdir())
+
+
+@needs_openvino
+def test_openvino_reads_what_was_written(tmp_path: Path) -> None:
+    import openvino
+
+    model, example = pruned("resnet14")
+    assert export_openvino(model, example, tmp_path / "folder") < 1e-5
+    assert export_openvino(model, example, tmp_path / "other.xml") < 1e-5
+    names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
+    assert names == {"folder/network.xml", "folder/network.bin", "other.xml", "other.bin"}
+    images = torch.randn(5, 3, 32, 32)
+    options = {"INFERENCE_PRECISION_HINT": "f32"}
+    network = openvino.Core().compile_model(tmp_path / "other.xml", "CPU", options)
+    with torch.no_grad():
+        assert torch.allclose(torch.from_numpy(network(images.numpy())[0]), model(images), atol=1e-4)
+
+
+@needs_openvino
+def test_openvino_with_several_outputs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    assert export_openvino(Many().eval(), torch.randn(2, 3, 8, 8), tmp_path / "network.xml") < 1e-4
+
+
+@needs_openvino
+def test_of_two_files_that_are_wrong_none_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secateur.results.export.TOLERANCE", -1.0)
+    monkeypatch.setattr("secateur.results.runtimes.export_onnx", partial(_onnx_within, 1e-3))
+    with pytest.raises(NotEquivalent, match="differs from the network"):
+        export_openvino(nn.Conv2d(1, 1, 1), torch.randn(1, 1, 2, 2), tmp_path / "network.xml")
+    assert not list(tmp_path.iterdir())
+
+
+def _onnx_within(tolerance: float, *given: Any) -> float:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secateur.results.export.TOLERANCE", tolerance)
+        return export_onnx(*given)
+
+
+def test_ncnn_reads_what_was_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ncnn = pytest.importorskip("ncnn")
+    pytest.importorskip("pnnx")
+    model, example = pruned("resnet14")
+    assert export_ncnn(model, example, tmp_path / "network") < 1e-4
+    assert {path.name for path in tmp_path.iterdir()} == {"network.param", "network.bin"}
+    assert capfd.readouterr().out == ""
+    network = ncnn.Net()
+    assert network.load_param(str(tmp_path / "network.param")) == 0
+    assert network.load_model(str(tmp_path / "network.bin")) == 0
+    assert network.input_names() == ["in0"]
+
+
+class Unknown(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.special.erfinv(x.sigmoid())
+
+
+def test_ncnn_takes_one_image_and_nothing_else(tmp_path: Path) -> None:
+    pytest.importorskip("ncnn")
+    pytest.importorskip("pnnx")
+    torch.manual_seed(0)
+    two = torch.randn(1, 3, 8, 8), torch.randn(1, 3, 8, 8)
+    with pytest.raises(InvalidModel, match="one tensor of"):
+        export_ncnn(nn.Bilinear(8, 8, 2), two, tmp_path / "network")
+    with pytest.raises(InvalidModel, match="an operator that ncnn lacks"):
+        export_ncnn(Unknown(), two[0], tmp_path / "network")
+    assert not list(tmp_path.iterdir())
+
+
+def test_executorch_runs_what_was_written(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own imports
+        pytest.importorskip("executorch.exir")
+    model, example = pruned("resnet14")
+    assert export_executorch(model, example, tmp_path / "network.pte") < 1e-4
+    assert [path.name for path in tmp_path.iterdir()] == ["network.pte"]
+
+
+@pytest.mark.parametrize(("module", "export"), [("openvino", export_openvino), ("pnnx", export_ncnn)])
+def test_a_runtime_that_is_missing_is_named(
+    module: str, export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    extra = {"pnnx": "ncnn"}.get(module, module)
+    with pytest.raises(MissingExtra, match=rf"secateur\[{extra}\]"):
+        export(nn.Conv2d(1, 1, 1), torch.randn(1, 1, 2, 2), tmp_path / "network")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from secateur.cli.display import waiting
 from secateur.cli.flags import Switch
-from secateur.cli.options import Output, find_device, parse_shape
+from secateur.cli.options import Output, Source, check_folder, find_device, parse_shape
 from secateur.errors import InvalidModel, InvalidSetting, NotEquivalent
+from secateur.files import to_json
+from secateur.recipes.paper import is_recipe
+
+if TYPE_CHECKING:
+    from secateur.recipes.jobs import Order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,13 +26,26 @@ class Export:
       secateur export runs/pruned --onnx network.onnx
       secateur export runs/pruned --pt2 network.pt2 --fold-batchnorm
       secateur export runs/mine --build my_project.networks:build --state-dict weights.safetensors
+      secateur export runs/pruned --onnx network.onnx --int8 --data cifar
+      secateur export resnet56@cifar10=baseline.pth --onnx network.onnx --int8 --data cifar
     """
 
     network: str
-    """A run or its result; a network's name; or NETWORK=FILE with weights from a file."""
+    """A run or its result; a network's name; or NETWORK=FILE with weights from a file. For INT8, NETWORK is a recipe,
+    NETWORK@DATASET or package.module:callable.
+    """
 
     onnx: Path | None = None
     """Write ONNX, for batches of any size; it is run in onnxruntime once."""
+
+    openvino: Path | None = None
+    """Write OpenVINO's .xml file and the .bin file beside it, or both into a folder, for batches of any size."""
+
+    ncnn: Path | None = None
+    """Write ncnn's files, this name with .param and .bin, for one image at a time."""
+
+    executorch: Path | None = None
+    """Write a program for ExecuTorch with XNNPACK, a .pte file, for one image at a time."""
 
     pt2: Path | None = None
     """Write a program that torch.export.load reads without Secateur, for batches of any size."""
@@ -41,6 +59,23 @@ class Export:
     fold_batchnorm: Switch = False
     """First fold batch norms into the convolutions before them."""
 
+    int8: Switch = False
+    """Write the ONNX file in INT8, with folded batch norms, and compare accuracy, time and size with the unquantised
+    network in onnxruntime. Training images calibrate it.
+    """
+
+    int8_images: int = 512
+    """Calibration images."""
+
+    int8_method: Literal["minmax", "entropy", "percentile"] = "minmax"
+    """How the range of an activation is chosen."""
+
+    int8_skip: tuple[Literal["first", "last"], ...] = ()
+    """Layers that stay in single precision."""
+
+    data: Path | None = None
+    """Folder of the dataset, for INT8; without it, the run's."""
+
     build: str | None = None
     """What makes the whole network, where that is your own code: package.module:callable."""
 
@@ -50,16 +85,21 @@ class Export:
     output: Output = field(default_factory=Output)
 
     def run(self) -> str:
-        from secateur.results import export
+        if self.int8:
+            return self._run_int8(self.onnx)
+        from secateur.results import export, runtimes
         from secateur.results.network import check_runs, open_network
 
         kinds = {
             "onnx": (self.onnx, export.export_onnx),
+            "openvino": (self.openvino, runtimes.export_openvino),
+            "ncnn": (self.ncnn, runtimes.export_ncnn),
+            "executorch": (self.executorch, runtimes.export_executorch),
             "pt2": (self.pt2, export.export_program),
             "torchscript": (self.torchscript, export.export_torchscript),
         }
         if self.state_dict is None and not any(path for path, _ in kinds.values()):
-            remedy = "Say what to write: --onnx FILE, --pt2 FILE, --torchscript FILE or --state-dict FILE"
+            remedy = "Say what to write, as --onnx FILE, --openvino FILE, --pt2 FILE or --state-dict FILE"
             raise InvalidSetting("there is nothing to write", remedy=remedy)
         written: list[dict[str, object]] = []
         failed: list[str] = []
@@ -90,6 +130,45 @@ class Export:
             lines.append(f"{each['kind']}: {each['path']}{checked}")
         return "\n".join(lines)
 
+    def _run_int8(self, path: Path | None) -> str:
+        from secateur.recipes.starts import open_network
+        from secateur.results.quantize import export_int8
+
+        others = (self.openvino, self.ncnn, self.executorch, self.pt2, self.torchscript, self.state_dict)
+        if path is None or any(others) or self.build or self.input:
+            raise InvalidSetting(
+                "INT8 is written as ONNX alone, with the network and the input of the run or recipe",
+                remedy="Give --onnx FILE, and leave out other files, --build and --input",
+            )
+        order = self._order()
+        check_folder(order)
+        with waiting(f"quantising {self.network}") as say:
+            job = open_network(order, find_device("cpu"))
+            options = {"images": self.int8_images, "method": self.int8_method, "skip": self.int8_skip}
+            found = export_int8(job.model, job.example, job.task, path, say=say, **options)
+        if self.output.json:
+            return to_json({"path": str(path), **found.to_dict()})
+        return f"{found}\nonnx in INT8: {path}"
+
+    def _order(self) -> Order:
+        """The network and its data: those of a run, or as `secateur evaluate` names them."""
+        folder = Path(self.network)
+        if (folder / "config.json").is_file():
+            from secateur.recipes.work import read_run
+
+            order = read_run(folder).order
+            data = order.data if self.data is None else str(self.data.absolute())
+            return replace(order, data=data, weights=str(folder), fresh=False)
+        name, equals, weights = self.network.partition("=")
+        if folder.is_dir() or not (is_recipe(name) or ":" in name):
+            remedy = "Name a run, or a recipe or NETWORK@DATASET with weights, as resnet56@cifar10=baseline.pth"
+            raise InvalidSetting(f"{self.network} does not tell its data, which INT8 needs", remedy=remedy)
+        order = Source(data=self.data).order(name, Path(weights) if equals else None)
+        if not equals and not order.is_own:
+            remedy = f"Name the trained network: {name}=RUN, or {name}=FILE"
+            raise InvalidSetting(f"{name} has random weights", remedy=remedy)
+        return order
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
@@ -110,8 +189,12 @@ class Bench:
     input: str | None = None
     """Shape of the input, as 1x3x224x224; without it, each network's own."""
 
-    runner: Literal["eager", "captured", "compiled", "onnxruntime"] = "eager"
-    """What runs it; captured: as a CUDA graph, without the time to launch kernels."""
+    runner: Literal[
+        "eager", "captured", "compiled", "onnxruntime", "onnxruntime-int8", "openvino", "ncnn", "executorch"
+    ] = "eager"
+    """What runs it; captured: as a CUDA graph, without the time to launch kernels; onnxruntime-int8: quantised with
+    ranges from random inputs, for the time alone; ncnn, executorch: the images of a batch one by one.
+    """
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Number format of weights and images."""
@@ -153,5 +236,6 @@ class Bench:
         if self.output.json:
             how = {name: getattr(self, name) for name in ("runner", "precision", "channels_last", "repetitions")}
             return json.dumps({"where": place, **how, "networks": [timing.to_dict() for timing in timings]})
-        how = f"{self.runner}, {self.precision}, batches of {self.batch}, medians of n = {self.repetitions} by turns"
+        runner = self.runner if self.runner == "onnxruntime-int8" else f"{self.runner}, {self.precision}"
+        how = f"{runner}, batches of {self.batch}, medians of n = {self.repetitions} by turns"
         return f"{table(timings)}\n\n{place}, {how}"

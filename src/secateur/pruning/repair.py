@@ -73,7 +73,7 @@ def gather(batches: Iterable[Any], example: Example, images: int) -> list[Exampl
         if not left:
             break
     if not found:
-        raise InvalidData("there are no images to repair with")
+        raise InvalidData("there are no images")
     return found
 
 

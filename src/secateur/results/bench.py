@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -17,13 +19,12 @@ from secateur.channels.cost import Cost
 from secateur.channels.example import Example
 from secateur.channels.shapes import channels_last as in_memory
 from secateur.errors import InvalidSetting
-from secateur.extras import import_extra
 from secateur.modes import evaluating
 from secateur.results.network import open_network
 from secateur.results.summary import device_name
 from secateur.timing import captured, time_in_turn
 
-Runner = Literal["eager", "captured", "compiled", "onnxruntime"]
+Runner = Literal["eager", "captured", "compiled", "onnxruntime", "onnxruntime-int8", "openvino", "ncnn", "executorch"]
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -106,8 +107,8 @@ def bench(
 def runner(model: nn.Module, example: Any, how: Runner) -> Callable[[], object]:
     """A function that runs one forward pass in that way."""
     call = Example.of(example)
-    if how == "onnxruntime":
-        return _in_onnxruntime(model, call)
+    if how not in ("eager", "captured", "compiled"):
+        return _in_runtime(model, call, how)
     device = call.tensors[0].device
     if how == "captured" and device.type != "cuda":
         raise InvalidSetting("a forward pass can be captured as a CUDA graph only", got=device, wanted="a CUDA device")
@@ -120,24 +121,26 @@ def runner(model: nn.Module, example: Any, how: Runner) -> Callable[[], object]:
     return captured(run, device) if how == "captured" else run
 
 
-def _in_onnxruntime(model: nn.Module, call: Example) -> Callable[[], object]:
-    from pathlib import Path
-    from tempfile import TemporaryDirectory
-
-    from secateur.results.export import export_onnx, feed
+def _in_runtime(model: nn.Module, call: Example, how: Runner) -> Callable[[], object]:
+    """Export the network, and run it in another runtime."""
+    from secateur.results import runtimes
+    from secateur.results.export import export_onnx, open_onnx
+    from secateur.results.quantize import export_roughly_int8
 
     if any(t.device.type != "cpu" or t.dtype in (torch.bfloat16, torch.float16) for t in call.tensors):
-        raise InvalidSetting("onnxruntime is timed in another way", wanted="device cpu and precision fp32")
-    runtime = import_extra("onnxruntime", "export")
-    options = runtime.SessionOptions()
-    # Threads that spin while they wait would take the cores from the network whose turn is next.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        raise InvalidSetting(f"{how} is timed in another way", wanted="device cpu and precision fp32")
+    write, read = {
+        "onnxruntime": (export_onnx, open_onnx),
+        "onnxruntime-int8": (export_roughly_int8, open_onnx),
+        "openvino": (runtimes.export_openvino, runtimes.open_openvino),
+        "ncnn": (runtimes.export_ncnn, runtimes.open_ncnn),
+        "executorch": (runtimes.export_executorch, runtimes.open_executorch),
+    }[how]
     with TemporaryDirectory() as folder:
-        path = Path(folder) / "network.onnx"
-        export_onnx(model, call.batch(1), path)
-        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    arrays = feed(session, call)
-    return lambda: session.run(None, arrays)
+        path = Path(folder) / "network.xml"
+        write(model, call.batch(1), path)
+        network = read(path)
+    return partial(network, call)
 
 
 def summarize(name: str, seconds: list[float], batch: int, cost: Cost) -> Timing:

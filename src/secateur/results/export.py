@@ -37,13 +37,13 @@ TOLERANCE = 1e-3
 def export_onnx(model: nn.Module, example: Any, path: str | Path) -> float:
     """Write ONNX for batches of any size, run it in onnxruntime, and return the largest difference."""
     import_extra("onnxscript", "export")
-    runtime = import_extra("onnxruntime", "export")
+    import_extra("onnxruntime", "export")
     call = Example.of(example)
     with evaluating(model):
         output = call(model)
 
     def fill(target: Path) -> None:
-        with _quiet():
+        with quiet():
             torch.onnx.export(
                 model,
                 call.batch(2).args,  # one would be taken for a constant
@@ -57,13 +57,19 @@ def export_onnx(model: nn.Module, example: Any, path: str | Path) -> float:
                 verbose=False,
             )
 
-    def read(target: Path) -> Callable[[Example], list[Tensor]]:
-        options = runtime.SessionOptions()
-        options.log_severity_level = 3
-        session = runtime.InferenceSession(str(target), options, providers=["CPUExecutionProvider"])
-        return lambda call: [torch.from_numpy(array) for array in session.run(None, feed(session, call))]
+    return write_checked("ONNX", model, call, path, fill, open_onnx)
 
-    return _write("ONNX", model, call, path, fill, read)
+
+def open_onnx(path: Path) -> Callable[[Example], list[Tensor]]:
+    """The network in an ONNX file, run by onnxruntime on the CPU with as many threads as torch."""
+    runtime = import_extra("onnxruntime", "export")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = torch.get_num_threads()
+    # Threads that spin while they wait would take the cores from the network whose turn is next.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda call: [torch.from_numpy(array) for array in session.run(None, feed(session, call))]
 
 
 def _names_of(output: Any, model: nn.Module) -> list[str] | None:
@@ -95,7 +101,7 @@ def _any_batch(call: Example) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without warnings and log messages of the exporter."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -114,17 +120,17 @@ def export_program(model: nn.Module, example: Any, path: str | Path) -> float:
 
     def fill(target: Path) -> None:
         two = call.batch(2)
-        with _quiet():
+        with quiet():
             program = torch.export.export(model, two.args, two.kwargs, dynamic_shapes=_any_batch(call))
         with target.open("wb") as file:
             torch.export.save(program, file)
 
     def read(target: Path) -> Callable[[Example], Any]:
-        with _quiet(), target.open("rb") as file:
+        with quiet(), target.open("rb") as file:
             program = torch.export.load(file).module()
         return lambda call: call(program)
 
-    return _write("an exported program", model, call, path, fill, read)
+    return write_checked("an exported program", model, call, path, fill, read)
 
 
 def export_torchscript(model: nn.Module, example: Any, path: str | Path) -> float:
@@ -141,7 +147,7 @@ def export_torchscript(model: nn.Module, example: Any, path: str | Path) -> floa
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch prefers torch.export by now
-        return _write("TorchScript", model, call, path, fill, read)
+        return write_checked("TorchScript", model, call, path, fill, read)
 
 
 def export_weights(model: nn.Module, path: str | Path) -> None:
@@ -241,31 +247,39 @@ def _numbers(output: Any) -> list[Tensor]:
     return [tensor.double() for tensor in tensors_within(output)]
 
 
-def _write(
+def write_checked(
     kind: str,
     model: nn.Module,
     call: Example,
     path: str | Path,
-    fill: Callable[[Path], None],
+    fill: Callable[[Path], object],
     read: Callable[[Path], Callable[[Example], Any]],
 ) -> float:
     """Write the network, read it back, and return the largest difference; a file that is wrong does not appear."""
     differences: list[float] = []
-
-    def attempt(target: Path) -> None:
-        try:
-            with evaluating(model):
-                fill(target)
-            differences.append(_compare(model, call, read(target)))
-        except (OSError, SecateurError):
-            raise
-        except Exception as error:  # exporters raise errors of many types
-            text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-            reason = text.splitlines()[0] if text else type(error).__name__
-            raise InvalidModel(f"{type(model).__name__} cannot be written as {kind}", got=reason) from error
-
-    write_atomic(path, attempt)
+    write_atomic(path, lambda target: differences.append(fill_checked(kind, model, call, target, fill, read)))
     return differences[0]
+
+
+def fill_checked(
+    kind: str,
+    model: nn.Module,
+    call: Example,
+    target: Path,
+    fill: Callable[[Path], object],
+    read: Callable[[Path], Callable[[Example], Any]],
+) -> float:
+    """Write the network to a temporary file or folder, read it back, and return the largest difference."""
+    try:
+        with evaluating(model):
+            fill(target)
+        return _compare(model, call, read(target))
+    except (OSError, SecateurError):
+        raise
+    except Exception as error:  # exporters raise errors of many types
+        text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+        reason = text.splitlines()[0] if text else type(error).__name__
+        raise InvalidModel(f"{type(model).__name__} cannot be written as {kind}", got=reason) from error
 
 
 def _compare(model: nn.Module, call: Example, other: Callable[[Example], Any]) -> float:
