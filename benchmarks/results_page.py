@@ -150,6 +150,7 @@ So the recipe now trains the whole network for 80 epochs more, on the labels; pr
 images; and fine-tunes for 200 epochs; all with squares erased and in batches of 256."""
 FIRST: dict[str, Any] = TickTock.of(
     keep_macs=0.3,
+    multiple_of=1,
     tick_removes=0.02,
     rank="score_per_mac",
     rank_power=0.25,

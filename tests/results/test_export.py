@@ -93,7 +93,10 @@ assert program(example.expand(5, -1, -1, -1)).shape[0] == 5
 
 @pytest.mark.parametrize(
     ("name", "without"),
-    [("resnet14", ["stage1.1", "stage2.0"]), ("torchvision:mobilenet_v2", ["features.3", "features.16"])],
+    [
+        ("resnet14", ["stage1.1", "stage2.0"]),
+        pytest.param("torchvision:mobilenet_v2", ["features.3", "features.16"], marks=pytest.mark.slow),
+    ],
 )
 def test_a_network_without_some_branches(name: str, without: list[str], tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -31,9 +31,7 @@ class Export:
     """
 
     network: str
-    """A run or its result; a network's name; or NETWORK=FILE with weights from a file. For INT8, NETWORK is a recipe,
-    NETWORK@DATASET or package.module:callable.
-    """
+    """A run or its result; a network's name; or NETWORK=FILE with weights; for INT8, also NETWORK@DATASET=FILE."""
 
     onnx: Path | None = None
     """Write ONNX, for batches of any size; it is run in onnxruntime once."""
@@ -60,9 +58,7 @@ class Export:
     """First fold batch norms into the convolutions before them."""
 
     int8: Switch = False
-    """Write the ONNX file in INT8, with folded batch norms, and compare accuracy, time and size with the unquantised
-    network in onnxruntime. Training images calibrate it.
-    """
+    """Write the ONNX file in INT8, calibrated with training images, and compare accuracy, time and size."""
 
     int8_images: int = 512
     """Calibration images."""
@@ -192,9 +188,7 @@ class Bench:
     runner: Literal[
         "eager", "captured", "compiled", "onnxruntime", "onnxruntime-int8", "openvino", "ncnn", "executorch"
     ] = "eager"
-    """What runs it; captured: as a CUDA graph, without the time to launch kernels; onnxruntime-int8: quantised with
-    ranges from random inputs, for the time alone; ncnn, executorch: the images of a batch one by one.
-    """
+    """What runs it; captured: as a CUDA graph; onnxruntime-int8: with ranges from random inputs, for the time alone."""
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Number format of weights and images."""

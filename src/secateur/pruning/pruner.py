@@ -13,6 +13,7 @@ from secateur.channels.analyze import analyze
 from secateur.channels.cost import Cost
 from secateur.channels.example import Example
 from secateur.channels.groups import ChannelGraph, check_graph
+from secateur.channels.guard import check_module
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import check_optimizer, copy_model, shrink_
 from secateur.channels.table import quantity
@@ -110,6 +111,7 @@ class Pruner:
         self.score = make_score(score)
         self.rank: Rank = rank
         self.rank_power = rank_power
+        check_module(model)
         device = next((parameter.device.type for parameter in model.parameters()), "cpu")
         self.limits = (limits or Limits()).on(device)
         self.graph = check_graph(graph)
