@@ -111,6 +111,7 @@ def test_other_runtimes(how: str) -> None:
     assert timing.median > 0
 
 
+@pytest.mark.slow
 def test_a_runtime_runs_the_network_that_it_was_given() -> None:
     torch.manual_seed(0)
     model, images = find_model("resnet20").eval(), torch.randn(3, 3, 32, 32)

@@ -130,7 +130,8 @@ def test_layers_that_are_skipped_stay_in_single_precision(
     assert (last.input[1] in {each.name for each in graph.initializer}) == ("last" in skip)
 
 
-@pytest.mark.parametrize("method", [pytest.param("entropy", marks=pytest.mark.slow), "percentile"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["entropy", "percentile"])
 def test_other_methods_choose_other_ranges(
     model: nn.Module, task: Task, tmp_path: Path, method: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
