@@ -234,8 +234,16 @@ MUTANTS = """
 + if min(values) < 0 or max(values) >= size:
 # numbers that modules keep are not set when a result is loaded
 @ tests/results/test_load.py::test_a_network_of_the_users_own
-- return cls(shapes, kept, tuple(sizes))
-+ return cls(shapes, kept, ())
+- return cls(shapes, kept, tuple(sizes), blocks)
++ return cls(shapes, kept, (), blocks)
+# a result that lost branches is loaded with them
+@ tests/results/test_load.py::test_a_network_without_some_branches[resnet20-without0]
+- return cls(shapes, kept, tuple(sizes), blocks)
++ return cls(shapes, kept, tuple(sizes))
+# an activation that works in place stays when its branch goes
+@ tests/channels/test_branches.py::test_what_can_go[in place]
+- made.inplace = False
++ made.inplace = True
 == selection, budgets, floors and latency
 # one channel more goes than the budget needs
 @ tests/pruning/test_selection.py::test_a_budget_is_met_and_the_last_channel_was_needed
