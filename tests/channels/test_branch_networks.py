@@ -59,7 +59,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+SLOW = {"efficientnet_b0", "convnext_tiny", "regnet_y_400mf", "densenet121", "timm efficientnet_lite0", "timm vit"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NETWORKS])
 def test_known_networks(name: str) -> None:
     make, expected = NETWORKS[name]
     torch.manual_seed(0)
