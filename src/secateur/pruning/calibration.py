@@ -12,6 +12,7 @@ from torch import Tensor
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.pruning.latency import LatencyTable, LayerTable, widths_of
+from secateur.pruning.selection import first_channels
 
 EVENLY = (1.0, 0.75, 0.5, 0.25)
 """Shares of all groups of a network that is timed."""
@@ -59,13 +60,11 @@ def _plans(graph: ChannelGraph) -> list[Plan]:
 
 
 def _plan(graph: ChannelGraph, shares: list[float]) -> Plan:
-    kept = graph.all_kept()
+    widths = []
     for group, share in zip(graph.groups, shares, strict=True):
-        width = (
-            round(share * group.size / ALIGNED) * ALIGNED if group.size >= 2 * ALIGNED else round(share * group.size)
-        )
-        kept[group.start + max(width, group.at_least, 1) : group.start + group.size] = False
-    return Plan(graph, kept)
+        step = ALIGNED if group.size >= 2 * ALIGNED else 1
+        widths.append(max(round(share * group.size / step) * step, group.at_least, 1))
+    return Plan(graph, first_channels(graph, torch.tensor(widths, dtype=torch.long, device="cpu")))
 
 
 def _features(

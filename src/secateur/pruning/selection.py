@@ -78,22 +78,22 @@ def filters_per_channel(graph: ChannelGraph) -> Tensor:
 def decided(limits: Limits, target: Target, device: str) -> Limits:
     """Limits for that type of device; an alignment that it was free to choose never puts the budget out of reach."""
     graph, found = target.graph, limits.on(device)
-    while found is not limits and found.multiple > 1 and not target.met(at_floors(graph, found.floors(graph))):
+    while found is not limits and found.multiple > 1 and not target.met(first_channels(graph, found.floors(graph))):
         found = replace(found, multiple_of=found.multiple // 2)
     return found
 
 
-def at_floors(graph: ChannelGraph, floors: Tensor) -> Tensor:
-    """What is kept with every group at its floor."""
-    lowest = graph.all_kept()
-    for group, floor in zip(graph.groups, floors.tolist(), strict=True):
-        lowest[group.start + floor : group.start + group.size] = False
-    return lowest
+def first_channels(graph: ChannelGraph, widths: Tensor) -> Tensor:
+    """What is kept when each group keeps so many of its channels: the first ones, where only their number counts."""
+    kept = graph.all_kept()
+    for group, width in zip(graph.groups, widths.tolist(), strict=True):
+        kept[group.start + width : group.start + group.size] = False
+    return kept
 
 
 def check_reachable(target: Target, floors: Tensor) -> None:
     """Raise if the budget cannot be met even with every group at its floor, and name the floors that matter most."""
-    graph, lowest = target.graph, at_floors(target.graph, floors)
+    graph, lowest = target.graph, first_channels(target.graph, floors)
     if target.met(lowest):
         return
     left = target.value(lowest)

@@ -9,7 +9,7 @@ from secateur.channels.example import Example
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import shrink
 from secateur.pruning.measure import time_whole
-from secateur.pruning.selection import Target, multiples
+from secateur.pruning.selection import Target, first_channels, multiples
 
 NOT_FASTER = 0.98
 """Share of the time above which a network does not count as faster."""
@@ -37,9 +37,8 @@ def evenly(target: Target, floors: Tensor, multiple_of: int) -> Tensor:
     each = multiples(graph, multiple_of)
 
     def kept(share: float) -> Tensor:
-        widths = torch.minimum(torch.maximum((share * sizes / each).floor().long() * each, floors), sizes)
-        place = torch.arange(graph.num_channels, device="cpu") - (torch.cumsum(sizes, 0) - sizes)[graph.group_of]
-        return place < widths[graph.group_of]
+        widths = torch.maximum((share * sizes / each).floor().long() * each, floors)
+        return first_channels(graph, torch.minimum(widths, sizes))
 
     for _ in range(20):
         middle = (low + high) / 2
