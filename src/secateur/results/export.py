@@ -7,7 +7,7 @@ import logging
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def open_onnx(path: Path) -> Callable[[Example], list[Tensor]]:
     # Threads that spin while they wait would take the cores from the network whose turn is next.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda call: [torch.from_numpy(array) for array in session.run(None, feed(session, call))]
+    return lambda call: [torch.from_numpy(array) for array in session.run(None, feed(input_names(session), call))]
 
 
 def _names_of(output: Any, model: nn.Module) -> list[str] | None:
@@ -82,11 +82,15 @@ def _names_of(output: Any, model: nn.Module) -> list[str] | None:
     return names if {"input", *inspect.signature(model.forward).parameters}.isdisjoint(names) else None
 
 
-def feed(session: Any, call: Example) -> dict[str, Any]:
-    """The arguments under the session's names."""
-    names = [given.name for given in session.get_inputs()]
+def feed(names: Sequence[str], call: Example) -> dict[str, Any]:
+    """The arguments as arrays, under the names that a runtime gives its inputs."""
     named = call.kwargs if set(call.kwargs) == set(names) else dict(zip(names, call.tensors, strict=True))
     return {name: tensor.numpy() for name, tensor in named.items()}
+
+
+def input_names(session: Any) -> list[str]:
+    """What an onnxruntime session calls its inputs."""
+    return [given.name for given in session.get_inputs()]
 
 
 def _any_batch(call: Example) -> Any:

@@ -24,7 +24,7 @@ from secateur.files import write_atomic
 from secateur.modes import evaluating
 from secateur.pruning.repair import gather
 from secateur.randomness import seeded
-from secateur.results.export import BATCHES, export_onnx, feed, fold_batchnorm, open_onnx
+from secateur.results.export import BATCHES, export_onnx, feed, fold_batchnorm, input_names, open_onnx
 from secateur.timing import time_in_turn
 from secateur.training.batches import reseed, unaugmented
 from secateur.training.task import Task
@@ -175,7 +175,7 @@ def quantize_file(
 
         def get_next(self) -> dict[str, Any] | None:
             batch = next(self.left, None)
-            return feed(session, batch) if batch is not None else None
+            return feed(input_names(session), batch) if batch is not None else None
 
     with TemporaryDirectory() as folder, _quiet():
         prepared = Path(folder) / "prepared.onnx"

@@ -18,7 +18,7 @@ from secateur.channels.example import Example
 from secateur.errors import InvalidModel
 from secateur.extras import import_extra
 from secateur.files import write_atomic
-from secateur.results.export import export_onnx, fill_checked, quiet, write_checked
+from secateur.results.export import export_onnx, feed, fill_checked, quiet, write_checked
 
 Network = Callable[[Example], list[Tensor]]
 """What runs a network in a runtime."""
@@ -53,8 +53,7 @@ def open_openvino(path: Path) -> Network:
     names = [given.any_name for given in network.inputs]
 
     def run(call: Example) -> list[Tensor]:
-        named = call.kwargs if set(call.kwargs) == set(names) else dict(zip(names, call.tensors, strict=True))
-        found = network({name: tensor.numpy() for name, tensor in named.items()})
+        found = network(feed(names, call))
         return [torch.from_numpy(found[each]) for each in network.outputs]
 
     return run
