@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from secateur import InvalidModel, InvalidSetting, Pruner, analyze, insert_gates_, merge_gates_
 from secateur.pruning.folded import Folded
-from secateur.pruning.gates import FilterScale, Gated, Gates
+from secateur.pruning.gated import FilterScale, Gated
+from secateur.pruning.gates import Gates
 
 TYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 

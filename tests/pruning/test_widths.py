@@ -11,6 +11,9 @@ from secateur import Budget, ChannelGraph, Limits, Plan, Pruner
 from secateur.pruning.selection import Target, best_widths, ranked, select
 from secateur.pruning.widths import Times
 
+NONE = torch.ones(0)
+"""No branches."""
+
 
 def importance(graph: ChannelGraph, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
@@ -25,12 +28,12 @@ def test_times_of_widths_are_those_of_the_table(name: str) -> None:
     for seed, share in enumerate((0.0, 0.3, 0.6, 0.9)):
         kept = Plan.random(graph, share, seed).kept
         widths = torch.bincount(graph.group_of[kept], minlength=len(graph.groups))
-        assert times(widths) == pytest.approx(table.value(graph, kept))
+        assert times(widths, NONE) == pytest.approx(table.value(graph, kept))
         for group in range(len(graph.groups)):
             other = widths.clone()
             other[group] = 1
-            both = times.along(group, widths, torch.tensor([1, int(widths[group])]))
-            assert float(both[1] - both[0]) == pytest.approx(times(widths) - times(other), abs=1e-9)
+            both = times.along(group, widths, NONE, torch.tensor([1, int(widths[group])]))
+            assert float(both[1] - both[0]) == pytest.approx(times(widths, NONE) - times(other, NONE), abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -40,7 +43,7 @@ def test_no_less_is_kept_than_by_rank_and_nearly_the_most_there_is(name: str, se
     scores, floors = importance(graph, seed), Limits(multiple_of=4).floors(graph)
     target = Target(Budget(latency=(0.35, 0.5, 0.65, 0.8)[seed % 4]), graph, table)
     whole = graph.all_kept()
-    widths = best_widths(target, whole, scores, floors, 4)
+    widths, _ = best_widths(target, whole, scores, floors, 4)
     kept = select(graph, whole, scores, widths, multiple_of=4)
     assert target.met(kept)
     assert torch.equal(torch.bincount(graph.group_of[kept]), widths)
@@ -87,7 +90,7 @@ def test_a_budget_that_is_met_changes_nothing() -> None:
     graph, table = GRAPHS["chain"], invented(chain(), EXAMPLE, 0, 4)
     target = Target(Budget(latency=1.0), graph, table)
     scores, floors = importance(graph, 0), Limits().floors(graph)
-    assert best_widths(target, graph.all_kept(), scores, floors, 1).tolist() == [24, 40, 32, 48]
+    assert best_widths(target, graph.all_kept(), scores, floors, 1)[0].tolist() == [24, 40, 32, 48]
 
 
 @pytest.mark.parametrize("options", [{}, {"fraction": 0.1}, {"step": 0.1}], ids=str)

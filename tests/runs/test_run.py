@@ -44,10 +44,7 @@ from secateur import (
     analyze,
     classification,
 )
-from secateur.models.resnet_cifar import CifarResNet
 from secateur.runs.events import FineTune, Finished, Start, Tick, Tock, Train
-from secateur.runs.prune import pruning_phases
-from secateur.runs.run import Run
 from secateur.training.settings import Training
 
 
@@ -613,13 +610,3 @@ def test_a_run_from_a_pruned_network_reports_the_whole_one() -> None:
     assert start.metrics == run.metrics(small, exact=True) != start.original
     assert last.result.after == plan.cost
     assert last.result.metrics_before == start.original
-
-
-def test_a_network_without_some_branches_is_refused() -> None:
-    model, example = CifarResNet(14, num_classes=CLASSES), torch.randn(2, 3, 8, 8)
-    graph = secateur.analyze(model, example, probe=False)
-    plan = Plan.keep(graph, {}, without=["stage1.1"])
-    task = secateur.classification([(example, torch.arange(2))])
-    settings = quick()
-    with pytest.raises(InvalidSetting, match=r"without some of its branches: got stage1\.1"):
-        Run(settings, pruning_phases(settings), secateur.shrink(model, plan), plan, task)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from secateur.channels.blocks import ACTIVATIONS, BlockCut, Link
+from secateur.channels.cost import is_kept
 from secateur.channels.flow import Flow, ModuleCall, Step
-from secateur.channels.groups import Branch, ChannelGraph
+from secateur.channels.groups import Branch, ChannelGraph, owner
 from secateur.channels.reasons import Kind, Reason
 from secateur.channels.rehearsal import CHOICES
 from secateur.channels.shrink import tensors_of
@@ -39,6 +40,8 @@ class Found:
     addends: tuple[str, ...]
     """Modules whose output is the addend."""
     rows: tuple[int, ...]
+    modules: tuple[str, ...]
+    """Those with parameters, in the order in which they run."""
 
 
 class Finder:
@@ -119,7 +122,8 @@ class Finder:
         names = [c.module for c in self.flow.calls]
         addends = [c.module for c in self.flow.calls if c.module and c.gives == addend and names.count(c.module) == 1]
         rows = tuple(sorted(row for s in body for row in self.steps[s].rows))
-        return Found(BlockCut(call.module, left, gone), tuple(addends), rows)
+        modules = dict.fromkeys(owner(name) for s in sorted(body) for name in self.steps[s].leaves)
+        return Found(BlockCut(call.module, left, gone), tuple(addends), rows, tuple(modules))
 
     def _own_steps(self, place: int) -> Iterator[int]:
         """The steps of a module's own code."""
@@ -272,7 +276,7 @@ def find_branches(
             if each.cut not in trained:
                 stay[each.cut.block] = Reason(Kind.TRAINING)
         found = [
-            Found(each.cut, tuple(a for a in each.addends if a in trained[each.cut].addends), each.rows)
+            replace(each, addends=tuple(a for a in each.addends if a in trained[each.cut].addends))
             for each in found
             if each.cut in trained
         ]
@@ -298,5 +302,11 @@ def as_branches(graph: ChannelGraph, found: Iterable[Found]) -> tuple[Branch, ..
     for block, (_, each) in chosen.items():
         gone = set(each.cut.tensors)
         groups = [group.name for group in graph.groups if all(member.tensor in gone for member in group.members)]
-        branches.append(Branch(block, each.cut, each.addends[-1] if each.addends else None, each.rows, tuple(groups)))
+        addend = each.addends[-1] if each.addends else None
+        branch = Branch(block, each.cut, addend, each.rows, tuple(groups))
+        own = graph.within(branch)
+        # Gates whose channels all stay within the branch are not on its addend.
+        sites = {s.module for s in graph.sites if not is_kept(s.channels, own).all() or bool((s.channels < 0).all())}
+        gate = next((module for module in reversed(each.modules) if module in sites), None)
+        branches.append(replace(branch, gate=gate))
     return tuple(branches)

@@ -107,6 +107,8 @@ class Branch:
     """Its multiply-adds: positions in the graph's `layers`."""
     groups: tuple[str, ...]
     """The groups of channels that lie wholly within it."""
+    gate: str | None = None
+    """The module whose gates multiply the addend, None if there is none: their scores add up to that of the branch."""
 
     @property
     def block(self) -> str:
@@ -220,15 +222,31 @@ class ChannelGraph:
     def cost(self, keep: Tensor | None = None, without: Iterable[str] = ()) -> Cost:
         """MACs and parameters when only the channels of this boolean mask are kept.
 
-        without: names of branches that are gone.
+        without: names of branches that are gone, beside those that keep none of their channels.
         """
         keep = self.all_kept() if keep is None else keep
-        branches = [self.branch(name) for name in without]
-        gone = {row for branch in branches for row in branch.rows}
-        tensors = {tensor for branch in branches for tensor in branch.cut.tensors}
+        names = {*without, *self.without(keep)}
+        gone, tensors = {row for name in names for row in self.branch(name).rows}, self.tensors_of(names)
         macs = self.count_macs(keep) - sum(self.layers[row].value(keep) for row in gone)
         params = self.count_params(keep) - sum(row.value(keep) for row in self.sizes if tensors and row.name in tensors)
         return Cost(macs, params)
+
+    def without(self, keep: Tensor) -> frozenset[str]:
+        """The branches that go when only these channels are kept: those that keep none of their own."""
+        if not self.branches or bool(keep.all()):
+            return frozenset()
+        empty = torch.bincount(self.group_of[keep], minlength=len(self.groups)) == 0
+        names = {group.name for group, is_empty in zip(self.groups, empty.tolist(), strict=True) if is_empty}
+        return frozenset(branch.name for branch in self.branches if branch.groups and names.issuperset(branch.groups))
+
+    def tensors_of(self, branches: Iterable[str]) -> set[str]:
+        """The parameters and buffers of these branches."""
+        return {tensor for name in branches for tensor in self.branch(name).cut.tensors}
+
+    def within(self, branch: Branch) -> Tensor:
+        """A boolean per channel: whether it is one of the branch's own."""
+        inside = torch.tensor([group.name in branch.groups for group in self.groups], dtype=torch.bool, device="cpu")
+        return inside[self.group_of]
 
     def savings(self, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """MACs and parameters that the removal of each channel alone would save, as the network stands."""

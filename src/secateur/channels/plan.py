@@ -84,11 +84,10 @@ class Plan:
     kept: Tensor
     """A boolean per channel of the graph; False for channels within branches that go."""
     without: frozenset[str] = frozenset()
-    """Names of the branches that go."""
+    """Names of the branches that go; a branch that keeps none of its channels goes too."""
 
     def __post_init__(self) -> None:
         check_graph(self.graph)
-        object.__setattr__(self, "without", _checked_names(self.without))
         # A copy, since the caller's may be on a GPU, and may change.
         object.__setattr__(self, "kept", self.kept.detach().cpu().clone())
         if self.kept.dtype != torch.bool or self.kept.shape != (self.graph.num_channels,):
@@ -97,6 +96,7 @@ class Plan:
                 got=f"{self.kept.dtype} of shape {tuple(self.kept.shape)}",
                 wanted=f"{self.graph.num_channels} booleans",
             )
+        object.__setattr__(self, "without", _checked_names(self.without) | self.graph.without(self.kept))
         for group in self.graph.groups:
             if group.name in self._inside:
                 self.kept[group.span] = False

@@ -1,17 +1,11 @@
-"""Gates: a factor phi for every channel, folded into the parameters of the layer it belongs to.
-
-The class of a gated module is a subclass of its own in which reading `weight` and `bias` gives them multiplied by
-`phi * mask`; what is stored under these names has phi divided out. Activations are not multiplied. phi = 0, like
-mask = 0, means "no filter".
-"""
+"""The gates of a model: on every channel that can be removed, as one list."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from typing import Any, Literal
+from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -22,111 +16,8 @@ from secateur.channels.guard import check_module
 from secateur.channels.labels import Role
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import check_same_network, shrink_, tensors_of
-from secateur.channels.sites import Site
 from secateur.errors import InvalidModel
-
-FilterScale = Literal["norm", "mean"]
-"""phi of a filter without batch norm: its Frobenius norm, or the paper's Appendix B, the norm divided by its size."""
-
-SHIFT = 10.0
-"""The largest |beta / phi| of a gated batch norm."""
-
-
-@dataclass(frozen=True)
-class Fold:
-    """How a gated module folds phi into its parameters, and what it was before."""
-
-    weight: str | None
-    bias: str | None
-    axis: int
-    dtype: torch.dtype
-    """The type that the module computes in; phi and what it divides are at least single precision."""
-    frozen: bool
-    """Whether the weight does not train while it is gated, as that of a batch norm."""
-    trained: bool
-    """Whether it trained before."""
-    penalty: float
-    """The weight of |phi| in the L1 term."""
-
-
-class Gated(nn.Module):
-    """Mixed into the class of a module that carries a gate."""
-
-    gate_phi: nn.Parameter
-    gate_mask: Tensor
-    gate_fold: Fold
-
-    def gate_factor(self) -> Tensor:
-        """What the parameters are multiplied with."""
-        if self.gate_fold.weight is None:
-            # There is no parameter to merge phi into: it stays 1 whatever an optimizer does, but has a gradient.
-            return (1 + (self.gate_phi - self.gate_phi.detach())) * self.gate_mask
-        return self.gate_phi * self.gate_mask
-
-    def gate_apply(self, name: str) -> Tensor | None:
-        fold = self.gate_fold
-        ready = self.__dict__.get("gate_ready")
-        if ready is not None:
-            return ready[name]
-        if fold.weight is None:
-            factor = self.gate_factor()
-            return (factor if name == "weight" else torch.zeros_like(factor)).to(fold.dtype)
-        raw = self._parameters[name]
-        if raw is None:
-            return None
-        factor = self.gate_factor()
-        if name == fold.weight:
-            factor = _along(factor, fold.axis, raw)
-        return (raw * factor).to(fold.dtype)
-
-    def gate_tensors(self) -> list[nn.Parameter]:
-        """phi and the parameters it is folded into."""
-        names = ("gate_phi", self.gate_fold.weight, self.gate_fold.bias)
-        return [p for name in names if name is not None and (p := self._parameters[name]) is not None]
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        wide = {id(t) for p in self.gate_tensors() for t in (p, p.grad) if t is not None}
-        sample = fn(torch.empty(0, dtype=self.gate_fold.dtype, device=self.gate_phi.device))
-        self.gate_fold = replace(self.gate_fold, dtype=sample.dtype)
-
-        def keep_wide(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            if id(tensor) not in wide or moved.dtype == _wide(moved.dtype):
-                return moved
-            return torch.empty_like(moved, dtype=_wide(moved.dtype)).copy_(tensor)
-
-        return super()._apply(keep_wide, recurse)
-
-
-def _along(vector: Tensor, axis: int, tensor: Tensor) -> Tensor:
-    """The vector, shaped to multiply the tensor along that axis."""
-    return vector.view([-1 if dim == axis else 1 for dim in range(tensor.dim())])
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-@cache
-def _gated_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
-    """A subclass of the module's class in which these attributes are computed when they are read."""
-
-    def read(name: str) -> property:
-        return property(lambda module: module.gate_apply(name))
-
-    def forward(module: nn.Module, data: Tensor, *args: Any) -> Tensor:
-        # On a CPU torch crashes in the backward pass if channels-last data need no gradient themselves.
-        return base.forward(module, data if data.requires_grad else data.contiguous(), *args)
-
-    def state_of(module: nn.RNNBase) -> dict[str, Any]:
-        # A recurrent module keeps the weights that it has read, and computed ones cannot be copied.
-        raw = [module._parameters[name] for name in module._flat_weights_names]
-        return {**nn.RNNBase.__getstate__(module), "_flat_weights": raw}
-
-    members: dict[str, Any] = {name: read(name) for name in names}
-    members |= {"forward": forward} if issubclass(base, nn.GroupNorm) else {}
-    members |= {"__getstate__": state_of} if issubclass(base, nn.RNNBase) else {}
-    return type(f"Gated{base.__name__}", (Gated, base), {**members, "__module__": base.__module__})
+from secateur.pruning.gated import FilterScale, Gated, along, merge_gate_, put_gate_
 
 
 @torch.no_grad()
@@ -156,73 +47,8 @@ def insert_gates_(model: nn.Module, graph: ChannelGraph, *, filter_scale: Filter
         raise InvalidModel(f"no channel of this model can {what}: each {listed}")
     some = next(p for p in model.parameters() if p.is_floating_point())
     for site in graph.sites:
-        _insert(model.get_submodule(site.module), site, some, filter_scale)
+        put_gate_(model.get_submodule(site.module), site, some, filter_scale)
     return Gates(model, graph)
-
-
-def _insert(module: nn.Module, site: Site, some: Tensor, filter_scale: FilterScale) -> None:
-    weight = module._parameters[site.weight] if site.weight is not None else None
-    bias = module._parameters[site.bias] if site.bias is not None else None
-    some = weight if weight is not None else some
-    fold = Fold(
-        weight=site.weight,
-        bias=site.bias,
-        axis=site.axis,
-        dtype=some.dtype,
-        frozen=site.kind == "norm" and weight is not None,
-        trained=weight is not None and weight.requires_grad,
-        penalty=1.0 if site.kind == "norm" else _penalty(weight, site.axis, filter_scale),
-    )
-    phi = torch.ones(site.channels.numel(), dtype=_wide(some.dtype), device=some.device)
-    if weight is not None:
-        phi = _norm_phi(weight, bias) if site.kind == "norm" else _filter_phi(weight, bias, fold, filter_scale)
-        phi = phi.to(_wide(some.dtype))
-        divisor = torch.where(phi == 0, 1, phi)
-        weight.grad = None
-        weight.data = _quotient(weight, _along(divisor, site.axis, weight))
-        if site.kind == "norm":
-            weight.data[phi == 0] = 1
-            weight.requires_grad_(False)
-        if bias is not None:
-            bias.grad = None
-            bias.data = _quotient(bias, divisor)
-    module.register_parameter("gate_phi", nn.Parameter(phi))
-    module.register_buffer("gate_mask", torch.ones_like(phi))
-    names = (site.weight, site.bias) if site.weight is not None else ("weight", "bias")
-    vars(module)["gate_fold"] = fold
-    module.__class__ = _gated_class(type(module), tuple(name for name in names if name is not None))
-
-
-def _quotient(value: Tensor, divisor: Tensor) -> Tensor:
-    """The quotient, rounded so that its product with the divisor does not overflow where the value does not."""
-    result = value.to(divisor.dtype) / divisor
-    return torch.where((result * divisor).isfinite(), result, torch.nextafter(result, torch.zeros_like(result)))
-
-
-def _norm_phi(gamma: Tensor, beta: Tensor | None) -> Tensor:
-    """Appendix A where |beta / gamma| <= 10; elsewhere the same function up to rounding."""
-    tiny = torch.finfo(_wide(gamma.dtype)).tiny
-    gamma = gamma.double()
-    size = gamma.abs() if beta is None else torch.maximum(gamma.abs(), beta.double().abs() / SHIFT)
-    size = torch.where(size > 0, size.clamp_min(tiny), 0)
-    return torch.where(gamma < 0, -size, size)
-
-
-def _filter_phi(weight: Tensor, bias: Tensor | None, fold: Fold, scale: FilterScale) -> Tensor:
-    """Appendix B, with the norm of the filter itself unless the scale is the paper's."""
-    rows = weight.double().movedim(fold.axis, 0).flatten(1)
-    limits = torch.finfo(_wide(weight.dtype))
-    phi = (rows.norm(dim=1) / (rows.shape[1] if scale == "mean" else 1)).clamp(max=limits.max)
-    largest = rows.abs().amax(1)
-    if bias is not None:
-        largest = torch.maximum(largest, bias.double().abs())
-    # A filter of zeros, or one too small to divide by, gets 1.
-    return torch.where((phi < limits.tiny) | (largest / phi > limits.max), 1.0, phi)
-
-
-def _penalty(weight: Tensor | None, axis: int, scale: FilterScale) -> float:
-    assert weight is not None
-    return 1.0 if scale == "mean" else weight.shape[axis] / weight.numel()
 
 
 @torch.no_grad()
@@ -234,25 +60,8 @@ def merge_gates_(model: nn.Module) -> nn.Module:
             raise InvalidModel(f"{name!r} has no parameters that could hold a mask", remedy="Cut the channels first")
     for module in list(model.modules()):
         if isinstance(module, Gated):
-            _merge(module)
+            merge_gate_(module)
     return model
-
-
-def _merge(module: Gated) -> None:
-    fold = module.gate_fold
-    for name in (fold.weight, fold.bias):
-        parameter = module._parameters[name] if name is not None else None
-        if name is not None and parameter is not None:
-            value = module.gate_apply(name)
-            assert value is not None
-            parameter.grad = None
-            parameter.data = value
-    if fold.weight is not None:
-        weight = module._parameters[fold.weight]
-        assert weight is not None
-        weight.requires_grad_(fold.trained)
-    del module._parameters["gate_phi"], module._buffers["gate_mask"], vars(module)["gate_fold"]
-    module.__class__ = type(module).__bases__[1]
 
 
 class Gates:
@@ -267,8 +76,10 @@ class Gates:
         """What is left of the tensors."""
         self.kept = graph.all_kept()
         """What is not masked."""
+        self.sites = list(graph.sites)
+        """Where they are; none in branches that are gone."""
         self.modules: list[Gated] = []
-        for site in graph.sites:
+        for site in self.sites:
             module = model.get_submodule(site.module)
             if not isinstance(module, Gated):
                 raise InvalidModel(f"{site.module!r} has no gate", remedy="Call insert_gates_(model, graph) first")
@@ -292,7 +103,7 @@ class Gates:
     @cached_property
     def channels(self) -> list[Tensor]:
         """For every gate the channel number of each entry, -1 where none can be removed."""
-        return [s.channels[is_kept(s.channels, self.present.kept)] for s in self.whole.sites]
+        return [s.channels[is_kept(s.channels, self.present.kept)] for s in self.sites]
 
     @cached_property
     def index(self) -> Tensor:
@@ -324,6 +135,13 @@ class Gates:
         """
         total = torch.zeros(self.graph.num_channels + 1, dtype=entries.dtype, device="cpu")
         return total.index_add_(0, self.index, entries.cpu())[:-1]
+
+    def per_branch(self, entries: Tensor) -> Tensor:
+        """The sum over the gates on the addend of each branch, as if its channels were coupled; NaN without gates."""
+        sizes = [phi.numel() for phi in self.phis]
+        parts = dict(zip((site.module for site in self.sites), entries.detach().cpu().split(sizes), strict=True))
+        sums = [float(parts[b.gate].double().sum()) if b.gate in parts else torch.nan for b in self.whole.branches]
+        return torch.tensor(sums, dtype=torch.float64, device="cpu")
 
     @torch.no_grad()
     def mask_(self, kept: Tensor) -> None:
@@ -362,7 +180,7 @@ class Gates:
         """Tensors that a gate multiplies, and the statistics of its norm."""
         return {
             f"{site.module}.{part}" if site.module else part
-            for site in self.whole.sites
+            for site in self.sites
             for part in (site.weight, site.bias, *(("running_mean", "running_var") if site.kind == "norm" else ()))
             if part is not None
         }
@@ -370,25 +188,29 @@ class Gates:
     @property
     def merged(self) -> bool:
         """Whether `merge_gates_` has taken them away."""
-        return not isinstance(self.modules[0], Gated)
+        return not any(isinstance(module, Gated) for module in self.modules)
 
     def masked(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Every gated parameter with masked channels, and a factor for it: 0 for these channels, 1 for the others."""
-        for module, site, channels in zip(self.modules, self.whole.sites, self.channels, strict=True):
+        for module, site, channels in zip(self.modules, self.sites, self.channels, strict=True):
             kept = is_kept(channels, self.kept)
             for name, axis in ((site.weight, site.axis), (site.bias, 0)):
                 parameter = module._parameters[name] if name is not None else None
                 if parameter is not None and not bool(kept.all()):
-                    yield parameter, _along(kept.to(parameter), axis, parameter)
+                    yield parameter, along(kept.to(parameter), axis, parameter)
 
     def cut_(self, kept: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Cut the tensors, gates and optimizer state to these channels."""
+        """Cut the tensors, gates and optimizer state to these channels; branches that keep none of theirs go."""
         graph = self.whole if self.merged else self.graph
         since = self.present if self.present.graph is graph else Plan(graph, self.present.kept)
         plan = Plan(graph, kept.clone())
         shrink_(self.model, plan, optimizer, since=since)
         self.present = plan
         self.kept = self.kept & kept
+        if plan.without != since.without:
+            pairs = zip(self.sites, self.modules, strict=True)
+            left = [(s, m) for s, m in pairs if not any(b.cut.takes(s.module) for b in plan.removed_branches)]
+            self.sites, self.modules = [site for site, _ in left], [module for _, module in left]
         for name in ("channels", "index", "_penalties"):
             self.__dict__.pop(name, None)
 
@@ -417,4 +239,9 @@ def _with_gates(graph: ChannelGraph) -> ChannelGraph:
             shapes[name] = (site.channels.numel(),)
             axes[name, 0] = site.channels
             roles[name, 0] = Role.PASSES
-    return replace(graph, shapes=shapes, axes=axes, roles=roles)
+    branches = []
+    for branch in graph.branches:
+        own = {f"{site.module}." for site in graph.sites if branch.cut.takes(site.module)}
+        gates = [name for name in shapes if name not in graph.shapes and name.startswith(tuple(own))]
+        branches.append(replace(branch, cut=replace(branch.cut, tensors=(*branch.cut.tensors, *gates))))
+    return replace(graph, shapes=shapes, axes=axes, roles=roles, branches=tuple(branches))

@@ -66,7 +66,8 @@ class LatencyTable:
 
     def value(self, graph: ChannelGraph, keep: Tensor) -> float:
         """Microseconds of all layers when only these channels are kept."""
-        return sum(layer.at(*widths_of(layer, graph, keep)) for layer in self.layers)
+        gone = graph.tensors_of(graph.without(keep))
+        return sum(layer.at(*widths_of(layer, graph, keep)) for layer in self.layers if layer.name not in gone)
 
     def savings(self, graph: ChannelGraph, keep: Tensor) -> Tensor:
         """The microseconds that the removal of each channel alone would save now."""

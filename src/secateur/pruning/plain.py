@@ -28,7 +28,7 @@ def take_weights_(gates: Gates, plain: nn.Module, names: Iterable[str]) -> None:
     left = Plan(gates.graph, gates.kept).cuts(gates.present).kept
     factors = {
         f"{site.module}.{site.weight}" if site.module else site.weight: (module.gate_factor(), site.axis)
-        for module, site in zip(gates.modules, gates.whole.sites, strict=True)
+        for module, site in zip(gates.modules, gates.sites, strict=True)
     }
     for name in names:
         parameter = parameters[name]

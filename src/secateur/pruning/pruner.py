@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from secateur.channels.analyze import analyze
 from secateur.channels.cost import Cost
 from secateur.channels.example import Example
-from secateur.channels.groups import ChannelGraph, check_graph
+from secateur.channels.groups import Branch, ChannelGraph, check_graph
 from secateur.channels.guard import check_module
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import check_optimizer, copy_model, shrink_
 from secateur.channels.table import quantity
 from secateur.errors import InvalidModel, InvalidSetting
-from secateur.pruning.gates import FilterScale, Gates, insert_gates_, merge_gates_
+from secateur.pruning.gated import FilterScale
+from secateur.pruning.gates import Gates, insert_gates_, merge_gates_
 from secateur.pruning.latency import LatencyTable
 from secateur.pruning.plain import plain_copy, take_weights_
 from secateur.pruning.repair import gather, repair_
@@ -32,8 +33,10 @@ from secateur.pruning.selection import (
     filters_per_channel,
     multiples,
     ranked,
+    ranked_branches,
     removed_by_group,
     select,
+    without_branches,
 )
 from secateur.pruning.settings import Budget, Limits, Rank
 from secateur.words import counted
@@ -60,10 +63,14 @@ class Removal:
     """Deciles of what the channels were ranked by before, from the smallest to the largest."""
     threshold: float
     """The largest of those that were removed."""
+    branches: list[str] = field(default_factory=list)
+    """Branches removed as a whole."""
 
     def __str__(self) -> str:
         left = f"{quantity(self.cost.macs)} MACs and {quantity(self.cost.params)} parameters left"
         removed = f"{counted(self.filters, 'filter')} removed from {counted(len(self.removed), 'group')}"
+        if self.branches:
+            removed += f", with {counted(len(self.branches), 'whole branch', 'whole branches')}"
         return f"{removed}, {left}{'' if self.met else '; the budget is not met'}"
 
 
@@ -222,8 +229,9 @@ class Pruner:
         if optimizer is not None:
             self._check_optimizer(optimizer)
         target = Target(budget, self.graph, self.latency) if budget is not None else None
+        branches = self.limits.removable(self.graph, budget)
         if target is not None:
-            check_reachable(target, self.floors)
+            check_reachable(target, self.floors, branches)
         observed = self.observed
         if isinstance(self.score, Taylor) and not observed:
             raise InvalidSetting("the score has seen no gradient", remedy="Call observe() after loss.backward()")
@@ -231,6 +239,7 @@ class Pruner:
             raise InvalidSetting("the score has seen no finite gradient", got=counted(observed, "gradient"))
         scores = checked(self.score, self.agree(self.score.end()), self.kept)
         worth = ranked(self.graph, self.kept, scores, self.rank, self.latency, self.rank_power)
+        by_branch = self._branch_worth(scores, branches)
         quota = None
         if fraction is not None:
             gated = filters_per_channel(self.graph)[self.kept & self.gates.removable]
@@ -238,12 +247,19 @@ class Pruner:
         before, multiple_of, floors, stop = self.kept, self.limits.multiple, self.floors, target
         if target is not None:
             if target.budget.counts == "latency" and self.rank == "score_per_microsecond":
-                floors, stop = best_widths(target, before, scores, floors, multiple_of), None
+                lost = {name: score for name, (score, _) in by_branch.items()}
+                floors, go = best_widths(target, before, scores, floors, multiple_of, lost)
+                by_branch, stop = {name: by_branch[name] for name in go}, None
             if (share := target.left(before) - step) > target.budget.share:
                 stop = target.at(share)
-        after = select(self.graph, before, worth, floors, multiple_of=multiple_of, quota=quota, target=stop)
+        after = select(
+            self.graph, before, worth, floors, multiple_of=multiple_of, quota=quota, target=stop,
+            branches={name: per_unit for name, (_, per_unit) in by_branch.items()},
+        )  # fmt: skip
         removed = removed_by_group(self.graph, before, after)
-        loose = [name for name in removed if self.gates.loose(self.graph.group(name))]
+        went = sorted(self.graph.without(after) - self.graph.without(before))
+        inside = {name for branch in went for name in self.graph.branch(branch).groups}
+        loose = [name for name in removed if name not in inside and self.gates.loose(self.graph.group(name))]
         if loose and not cut and optimizer is None:
             what = f"a learnt shift behind the gates of {loose[0]!r} could make removed channels non-zero"
             raise InvalidSetting(what, remedy="Pass the optimizer, so that they can be cut")
@@ -255,18 +271,32 @@ class Pruner:
         self.gates.mask_(after)
         if cut or loose:
             self.cut_(optimizer)
+        elif went:
+            # A branch is never masked: its modules go at once.
+            present = without_branches(self.graph, self.gates.present.kept, map(self.graph.branch, went))
+            self.gates.cut_(present, optimizer)
         if fitted is not None:
             take_weights_(self.gates, *fitted)
         self.score.begin(self.gates)
         gone = before & ~self.kept
         return Removal(
             removed=removed,
-            filters=int(filters_per_channel(self.graph)[gone].sum()),
+            filters=count_filters(self.graph, before) - self.filters,
             cost=self.cost,
             met=target is None or target.met(self.kept),
             scores=_deciles(worth[before & self.gates.removable]),
             threshold=float(worth[gone].max()) if bool(gone.any()) else 0.0,
+            branches=went,
         )
+
+    def _branch_worth(self, scores: Tensor, branches: list[Branch]) -> dict[str, tuple[float, float]]:
+        """The score of each of these branches that is left, and the same divided by what it saves."""
+        if not branches:
+            return {}
+        found = self.agree(self.score.branches(scores, self.kept))
+        worth = ranked_branches(self.graph, self.kept, found, branches, self.rank, self.latency, self.rank_power)
+        by_name = {branch.name: score for branch, score in zip(self.graph.branches, found.tolist(), strict=True)}
+        return {name: (by_name[name], per_unit) for name, per_unit in worth.items()}
 
     def _repaired(
         self, kept: Tensor, inputs: list[Example], reference: nn.Module | None

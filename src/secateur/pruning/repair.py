@@ -186,7 +186,8 @@ def repair_(
 
     # A weight with several uses is fitted to all of them, so its moments must be there before it is used.
     shared: dict[str, Layer | None] = {name: None for name, use in uses.items() if len(use.layers) > 1}
-    for pairs in side_by_side(cut, whole, inputs, keeps) if shared else ():
+    gone = plan.gone - (since.gone if since is not None else set())
+    for pairs in side_by_side(cut, whole, inputs, keeps, gone) if shared else ():
         layer = pairs[0][0]
         if layer.name in shared:
             observe(pairs)
@@ -194,7 +195,7 @@ def repair_(
     for layer in shared.values():
         if layer is not None:
             write_(layer)
-    for number, pairs in enumerate(side_by_side(cut, whole, inputs, keeps)):
+    for number, pairs in enumerate(side_by_side(cut, whole, inputs, keeps, gone)):
         if time.monotonic() - said > SECONDS:
             said = time.monotonic()
             say(f"repairing layer {number + 1} of {sum(len(use.layers) for use in uses.values())}")

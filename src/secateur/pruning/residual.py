@@ -171,6 +171,8 @@ class Residual(Score):
 def _readers(gates: Gates) -> Iterator[Reader]:
     graph, device = gates.whole, gates.phis[0].device
     for (tensor, axis), channels in graph.axes.items():
+        if tensor in gates.present.gone:
+            continue
         path, _, attribute = tensor.rpartition(".")
         module = gates.model.get_submodule(path)
         if attribute != "weight" or not isinstance(module, nn.Linear | _ConvNd):

@@ -40,7 +40,24 @@ class Score:
 
     def end(self) -> Tensor:
         """The score of every channel of the graph; the values for channels already removed do not matter."""
+        return self.gates.per_channel(self.entries()).double()
+
+    def entries(self) -> Tensor:
+        """The score of every entry of every gate; not needed where `end` is defined."""
         raise NotImplementedError(f"{type(self).__name__} has no end(), which gives the scores")
+
+    def branches(self, channels: Tensor, kept: Tensor) -> Tensor:
+        """The score of every branch of the graph: the sum over the gates on its addend, or over its own channels.
+
+        channels: their scores, as `end` gives them. kept: those that are left.
+        """
+        graph = self.gates.whole
+        own = [channels[kept & graph.within(branch)].sum() for branch in graph.branches]
+        by_channels = torch.stack([torch.zeros((), dtype=torch.float64, device="cpu"), *own])[1:]
+        if type(self).end is not Score.end:
+            return by_channels
+        by_gates = self.gates.per_branch(self.entries())
+        return torch.where(by_gates.isnan(), by_channels, by_gates)
 
     def close(self) -> None:
         """Leave nothing behind in the model."""
@@ -171,8 +188,8 @@ class Taylor(Score):
     def state(self) -> dict[str, Tensor]:
         return {"total": self.total, "seen": self.seen, "skipped": self.skipped}
 
-    def end(self) -> Tensor:
-        return self.gates.per_channel(self.total).double()
+    def entries(self) -> Tensor:
+        return self.total
 
 
 @register("fisher")
@@ -190,14 +207,14 @@ class Slim(Score):
     capturable = True
 
     @torch.no_grad()
-    def end(self) -> Tensor:
+    def entries(self) -> Tensor:
         sizes = []
         for module in self.gates.modules:
             frozen = module.gate_fold.frozen and module.gate_fold.weight is not None
             factor = module.gate_apply(str(module.gate_fold.weight)) if frozen else module.gate_factor()
             assert factor is not None
             sizes.append(factor.detach().abs().double())
-        return self.gates.per_channel(torch.cat(sizes))
+        return torch.cat(sizes)
 
 
 class OutputScore(Score):
@@ -251,7 +268,7 @@ class OutputScore(Score):
     def means(self) -> list[Tensor]:
         """The mean of each entry of each gate."""
         result = []
-        for total, count, site in zip(self.sums, self.counts.tolist(), self.gates.whole.sites, strict=True):
+        for total, count, site in zip(self.sums, self.counts.tolist(), self.gates.sites, strict=True):
             if not count:
                 raise InvalidModel(f"{site.module!r} was never called, and {type(self).__name__} needs its output")
             result.append(total / count)
@@ -280,9 +297,8 @@ class PCNN(OutputScore):
 
         output.register_hook(backward)
 
-    def end(self) -> Tensor:
-        scaled = [mean / mean.norm().clamp_min(1e-300) for mean in self.means()]
-        return self.gates.per_channel(torch.cat(scaled))
+    def entries(self) -> Tensor:
+        return torch.cat([mean / mean.norm().clamp_min(1e-300) for mean in self.means()])
 
 
 @register("apoz")
@@ -294,8 +310,8 @@ class APoZ(OutputScore):
         self.add(number, positive.mean(1, dtype=torch.float64).sum(0))
         self.counts[number] += positive.shape[0]
 
-    def end(self) -> Tensor:
-        return self.gates.per_channel(torch.cat(self.means()))
+    def entries(self) -> Tensor:
+        return torch.cat(self.means())
 
 
 class FilterScore(Score):
@@ -320,6 +336,8 @@ class FilterScore(Score):
         graph, gates = self.gates.whole, self.gates
         masked = Plan(gates.graph, gates.kept).cuts(gates.present).kept
         for (tensor, axis), channels in graph.axes.items():
+            if tensor in gates.present.gone:
+                continue
             if graph.roles[tensor, axis] == Role.PRODUCES and len(graph.shapes[tensor]) > 1:
                 path, _, attribute = tensor.rpartition(".")
                 weight = getattr(gates.model.get_submodule(path), attribute).detach()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import get_args
 
 import torch
 from torch import Tensor
 
-from secateur.channels.groups import ChannelGraph
+from secateur.channels.cost import is_kept
+from secateur.channels.groups import Branch, ChannelGraph
+from secateur.channels.labels import Role
 from secateur.errors import InvalidSetting, UnreachableBudget, unknown_name
-from secateur.pruning.latency import LatencyTable
+from secateur.pruning.latency import SMALLEST_SAVING, LatencyTable
 from secateur.pruning.settings import Budget, Limits, Rank
 from secateur.pruning.widths import Knapsack, Times
 
@@ -37,9 +40,9 @@ class Target:
             case "filters":
                 return count_filters(self.graph, kept)
             case "macs":
-                return self.graph.count_macs(kept)
+                return self.graph.cost(kept).macs
             case "params":
-                return self.graph.count_params(kept)
+                return self.graph.cost(kept).params
         assert self.table is not None
         return self.table.value(self.graph, kept)
 
@@ -68,7 +71,14 @@ def multiples(graph: ChannelGraph, of: int) -> Tensor:
 
 def count_filters(graph: ChannelGraph, kept: Tensor) -> int:
     """Filters of the network when these channels are kept, with those that always stay."""
-    return graph.num_filters - int(filters_per_channel(graph)[~kept].sum())
+    gone = graph.tensors_of(graph.without(kept))
+    ends = sum(
+        int(is_kept(channels, kept).sum())
+        for (tensor, axis), channels in graph.axes.items()
+        if tensor in gone and graph.roles[tensor, axis] == Role.PRODUCES and len(graph.shapes[tensor]) > 1
+    )
+    stay = sum(f.size for f in graph.frozen if f.tensor in gone and (f.tensor, f.axis) not in graph.axes)
+    return graph.num_filters - int(filters_per_channel(graph)[~kept].sum()) - ends - stay
 
 
 def filters_per_channel(graph: ChannelGraph) -> Tensor:
@@ -78,7 +88,12 @@ def filters_per_channel(graph: ChannelGraph) -> Tensor:
 def decided(limits: Limits, target: Target, device: str) -> Limits:
     """Limits for that type of device; an alignment that it was free to choose never puts the budget out of reach."""
     graph, found = target.graph, limits.on(device)
-    while found is not limits and found.multiple > 1 and not target.met(first_channels(graph, found.floors(graph))):
+    branches = limits.removable(graph, target.budget)
+
+    def lowest() -> Tensor:
+        return without_branches(graph, first_channels(graph, found.floors(graph)), branches)
+
+    while found is not limits and found.multiple > 1 and not target.met(lowest()):
         found = replace(found, multiple_of=found.multiple // 2)
     return found
 
@@ -91,9 +106,20 @@ def first_channels(graph: ChannelGraph, widths: Tensor) -> Tensor:
     return kept
 
 
-def check_reachable(target: Target, floors: Tensor) -> None:
-    """Raise if the budget cannot be met even with every group at its floor, and name the floors that matter most."""
-    graph, lowest = target.graph, first_channels(target.graph, floors)
+def without_branches(graph: ChannelGraph, kept: Tensor, branches: Iterable[Branch]) -> Tensor:
+    """What is kept when these branches go too."""
+    for branch in branches:
+        kept = kept & ~graph.within(branch)
+    return kept
+
+
+def check_reachable(target: Target, floors: Tensor, branches: Iterable[Branch] = ()) -> None:
+    """Raise if the budget cannot be met even with every group at its floor, and name the floors that matter most.
+
+    branches: those that may go.
+    """
+    graph = target.graph
+    lowest = without_branches(graph, first_channels(graph, floors), branches)
     if target.met(lowest):
         return
     left = target.value(lowest)
@@ -144,23 +170,79 @@ def ranked(
     return scores.double() / saved.double().clamp_min(1) ** power
 
 
-def best_widths(target: Target, kept: Tensor, scores: Tensor, floors: Tensor, multiple_of: int) -> Tensor:
-    """For a budget of time: how many channels of each group are kept to keep the most importance within it."""
-    graph = target.graph
-    assert target.table is not None
-    gains, choices = list[Tensor](), list[Tensor]()
+def ranked_branches(
+    graph: ChannelGraph,
+    kept: Tensor,
+    scores: Tensor,
+    branches: Collection[Branch],
+    rank: Rank,
+    table: LatencyTable | None = None,
+    power: float = 1.0,
+) -> dict[str, float]:
+    """The score of each of these branches, divided by what its removal saves: channels, or what channels are ranked by.
+
+    scores: of all branches of the graph.
+    """
+    worth = {}
+    for branch, score in zip(graph.branches, scores.tolist(), strict=True):
+        rest = kept & ~graph.within(branch)
+        if branch not in branches or torch.equal(rest, kept):
+            continue
+        if rank == "score_per_microsecond":
+            assert table is not None
+            saved = max(SMALLEST_SAVING, table.value(graph, kept) - table.value(graph, rest))
+        elif rank in ("auto", "score"):
+            saved = float((kept & ~rest).sum())
+        else:
+            before, after = graph.cost(kept), graph.cost(rest)
+            saved = before.macs - after.macs if rank == "score_per_mac" else before.params - after.params
+        worth[branch.name] = score / max(1e-9, saved) ** (power if rank not in ("auto", "score") else 1)
+    return worth
+
+
+def best_widths(
+    target: Target,
+    kept: Tensor,
+    scores: Tensor,
+    floors: Tensor,
+    multiple_of: int,
+    branches: Mapping[str, float] | None = None,
+) -> tuple[Tensor, list[str]]:
+    """For a budget of time: how many channels each group keeps, and which branches go, to keep the most importance.
+
+    branches: the scores of those that may go.
+    """
+    graph, table, branches = target.graph, target.table, branches or {}
+    assert table is not None
+    choices, gains = list[Tensor](), list[Tensor]()
     for group, each, floor in zip(graph.groups, multiples(graph, multiple_of).tolist(), floors.tolist(), strict=True):
         here = scores[group.span][kept[group.span]].double().sort(descending=True).values
         multiple = range(-(-max(1, floor) // each) * each, here.numel(), each)
         choices.append(torch.tensor([*multiple, here.numel()], dtype=torch.long, device="cpu"))
         gains.append(torch.cat([here.new_zeros(1), here.cumsum(0)])[choices[-1]])
-    knapsack = Knapsack(Times(target.table, graph), gains, choices)
-    worth = ranked(graph, kept, scores, "score_per_microsecond", target.table)
-    greedy = select(graph, kept, worth, floors, multiple_of=multiple_of, target=target)
+    named = [branch for branch in graph.branches if branch.name in branches]
+    before = graph.tensors_of(graph.without(kept))
+    table = replace(table, layers=tuple(layer for layer in table.layers if layer.name not in before))
+    knapsack = Knapsack(Times(table, graph, named), gains, choices, [branches[branch.name] for branch in named])
+    rank = "score_per_microsecond"
+    of_branches = torch.tensor([branches.get(branch.name, 0.0) for branch in graph.branches], dtype=torch.float64)
+    worth = ranked(graph, kept, scores, rank, table)
+    greedy = select(
+        graph, kept, worth, floors, multiple_of=multiple_of, target=target,
+        branches=ranked_branches(graph, kept, of_branches, named, rank, table),
+    )  # fmt: skip
     counts = torch.bincount(graph.group_of[greedy], minlength=len(graph.groups))
     start = [int(torch.searchsorted(widths, count)) for widths, count in zip(choices, counts, strict=True)]
+    start += [int(branch.name not in graph.without(greedy)) for branch in named]
     found = knapsack.solve(target.budget.share * target.whole, torch.tensor(start, dtype=torch.long, device="cpu"))
-    return torch.stack([widths[place] for widths, place in zip(choices, found.tolist(), strict=True)])
+    gone = [branch.name for branch, stays in zip(named, found[len(choices) :].tolist(), strict=True) if not stays]
+    # Channels of a branch that goes are not removed one by one.
+    held = without_branches(graph, graph.all_kept(), (graph.branch(name) for name in gone))
+    widths = [
+        choice[place if bool(held[group.start]) else -1]
+        for group, choice, place in zip(graph.groups, choices, found.tolist(), strict=False)
+    ]
+    return torch.stack(widths), gone
 
 
 def select(
@@ -172,12 +254,14 @@ def select(
     multiple_of: int = 1,
     quota: int | None = None,
     target: Target | None = None,
+    branches: Mapping[str, float] | None = None,
 ) -> Tensor:
     """The channels to keep when those of `kept` with the lowest scores go.
 
     quota: how many filters may go; at least one step is made.
     target: stop where the budget is met; the last channel removed is one that it needed.
     multiple_of: groups get narrower in steps that end at a multiple, ranked by the mean worth of the step.
+    branches: the worth of those that may go, each in one step with all its channels.
     """
     group_of = graph.group_of
     here = kept.nonzero()[:, 0]
@@ -192,20 +276,26 @@ def select(
     after = widths[group] - first - step * each
     allowed = after >= floors[group]
     here, group, step = here[allowed], group[allowed], step[allowed]
-    if not here.numel():
+    whole = {name: (kept & graph.within(graph.branch(name))).nonzero()[:, 0] for name in branches or {}}
+    if not here.numel() and not whole:
         return kept.clone()
 
-    pairs = group * (int(step.max()) + 1) + step
+    pairs = group * (int(step.max()) + 1 if step.numel() else 1) + step
     _, number, sizes = torch.unique_consecutive(pairs, return_inverse=True, return_counts=True)
     mean = (
         torch.zeros(sizes.numel(), dtype=torch.float64, device="cpu").index_add_(0, number, worth[here].double())
         / sizes
     )
-    if multiple_of > 1:
+    if multiple_of > 1 and mean.numel():
         # Rounding must not put a later step of a group before an earlier one.
         per_group = torch.bincount(group[torch.cumsum(sizes, 0) - 1])
         mean = torch.cat([part.cummax(0).values for part in mean.split(per_group.tolist()) if part.numel()])
+    for name, own in whole.items():
+        here, number = torch.cat([here, own]), torch.cat([number, torch.full_like(own, mean.numel())])
+        mean = torch.cat([mean, mean.new_tensor([(branches or {})[name]])])
     order = torch.argsort(mean[number], stable=True)
+    if whole:
+        order = order[_first_of_each(here[order])]
     here, number = here[order], number[order]
     ends = torch.cumsum(torch.unique_consecutive(number, return_counts=True)[1], 0)
 
@@ -219,6 +309,14 @@ def select(
     if count:
         result[here[: int(ends[count - 1])]] = False
     return result
+
+
+def _first_of_each(values: Tensor) -> Tensor:
+    """Whether each of the values is the first of its kind."""
+    order = torch.argsort(values, stable=True)
+    first = torch.ones_like(values, dtype=torch.bool)
+    first[order[1:]] = values[order[1:]] != values[order[:-1]]
+    return first
 
 
 def _fewest(target: Target, kept: Tensor, order: Tensor, ends: Tensor) -> int:

@@ -14,7 +14,7 @@ from secateur.settings import Settings, is_share
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from secateur.channels.groups import ChannelGraph
+    from secateur.channels.groups import Branch, ChannelGraph
 
 Rank = Literal["auto", "score", "score_per_mac", "score_per_param", "score_per_microsecond"]
 Multiple = int | Literal["auto"]
@@ -88,6 +88,9 @@ class Limits(Settings):
     multiple_of: Multiple = "auto"
     """Keep the widths of layers at multiples of this; auto: of 8 on a GPU, which is slow at odd widths, else any."""
 
+    branches: Literal["auto", "always", "never"] = "auto"
+    """Whether whole branches of residual blocks may go; auto: for a budget of latency."""
+
     at_least: dict[str, int | float] = field(default_factory=dict)
     """By layer name, with wildcards: how many channels to keep (2), or which share (0.5; 1.0 for all)."""
 
@@ -108,6 +111,19 @@ class Limits(Settings):
     def multiple(self) -> int:
         """`multiple_of` as a number; 1 if it is not decided."""
         return 1 if self.multiple_of == "auto" else self.multiple_of
+
+    def removable(self, graph: ChannelGraph, budget: Budget | None) -> list[Branch]:
+        """The branches that may go: those with channels of their own, none of which is named in `at_least`."""
+        if self.branches == "never" or (self.branches == "auto" and (budget is None or budget.counts != "latency")):
+            return []
+        found: list[Branch] = []
+        for branch in sorted(graph.branches, key=lambda branch: len(branch.groups)):
+            names = {*branch.groups, *branch.modules, *(n for name in branch.groups for n in graph.group(name).layers)}
+            held = any(fnmatchcase(name, pattern) for name in names for pattern in self.at_least)
+            inner = any(not set(branch.groups).isdisjoint(other.groups) for other in found)
+            if branch.groups and not held and not inner:
+                found.append(branch)
+        return found
 
     def floors(self, graph: ChannelGraph) -> Tensor:
         """How many channels each group must keep; all of it where no gate can switch them off."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import Queue
 from threading import Thread
@@ -68,20 +68,26 @@ class Layer:
 
 
 def side_by_side(
-    one: nn.Module, other: nn.Module, batches: Sequence[Example], keeps: Callable[[str, str], None]
+    one: nn.Module,
+    other: nn.Module,
+    batches: Sequence[Example],
+    keeps: Callable[[str, str], None],
+    gone: Container[str] = (),
 ) -> Iterator[list[tuple[Layer, Layer]]]:
     """The layers in the order in which they run, each with the calls of both networks for every batch. The first
     network waits before the layer, the second one after it, until the next is asked for. Where the networks run in
     different orders it ends, and calls `keeps` with the names and why.
 
     All batches wait at the same layer, and what they need to go on stays in memory.
+
+    gone: weights that only the second network has; its layers with these do not wait.
     """
     runners: list[_Runner] = []
     with evaluating(one), evaluating(other):
         try:
             for batch in batches:
                 runners.append(_Runner(one, batch, waits_after=False))
-                runners.append(_Runner(other, batch, waits_after=True))
+                runners.append(_Runner(other, batch, waits_after=True, passes=gone))
             while True:
                 found = [
                     (first.next(), second.next()) for first, second in zip(runners[::2], runners[1::2], strict=True)
@@ -132,8 +138,9 @@ class _Stopped(BaseException):
 class _Runner(Thread):
     """A forward pass that waits at every layer until it may go on."""
 
-    def __init__(self, model: nn.Module, batch: Example, waits_after: bool) -> None:
+    def __init__(self, model: nn.Module, batch: Example, waits_after: bool, passes: Container[str] = ()) -> None:
         super().__init__(daemon=True)
+        self.passes = passes
         # Modules of its own, since a network may keep something on them from one layer to another; the same tensors.
         self.model, self.batch, self.waits_after = (
             copy_model(model, {id(t): t for t in tensors_of(model).values()}),
@@ -154,6 +161,8 @@ class _Runner(Thread):
             self.found.put(error)
 
     def _pause(self, layer: Layer) -> None:
+        if layer.name in self.passes:
+            return
         self.found.put(layer)
         del layer
         self._wait()

@@ -70,10 +70,16 @@ class Tick(Event):
     """Deciles of what the channels were ranked by, from the smallest to the largest."""
     threshold: float = 0.0
     """The largest of those that were removed."""
+    branches: list[str] = field(default_factory=list)
+    """Branches that were removed as a whole."""
 
     @property
     def name(self) -> str:
         return f"Tick {self.number}"
+
+    def __str__(self) -> str:
+        gone = f"  {counted(len(self.branches), 'branch', 'branches')} removed" if self.branches else ""
+        return f"{super().__str__()}{gone}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from secateur.channels.guard import are_finite
 from secateur.channels.plan import Plan
 from secateur.channels.shapes import channels_last
 from secateur.channels.shrink import copy_model, tensors_of
-from secateur.errors import Diverged, Interrupted, InvalidSetting
+from secateur.errors import Diverged, Interrupted
 from secateur.pruning.pruner import Pruner
 from secateur.pruning.selection import count_filters
 from secateur.randomness import mix, seeded
@@ -68,9 +68,6 @@ class Run:
     ) -> None:
         self.settings, self.phases, self.task = settings, list(phases), task
         self.graph, self.started_with = plan.graph, plan
-        if plan.without:
-            what = "a run cannot start from a network without some of its branches"
-            raise InvalidSetting(what, got=", ".join(sorted(plan.without)), remedy="Train it with a loop of your own")
         self.engine = engine or Engine()
         self.world = World.current()
         self.folder = folder
@@ -82,8 +79,7 @@ class Run:
         self.model = self._copy(model)
         self.synced = self._sync_batchnorm()
         """The batch norms that see the batches of all processes, and their own classes."""
-        self.trained = [p for p in self.model.parameters() if p.requires_grad]
-        """What trains, by the user's own flags."""
+        self._trained = [p for p in self.model.parameters() if p.requires_grad]
         self.pruner: Pruner | None = None
         self.trainer = Trainer(self.model, self.engine, self.world, self.graph.partial, progress)
         self.index = 0
@@ -107,6 +103,12 @@ class Run:
     @property
     def phase(self) -> Phase:
         return self.phases[self.index]
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """What trains of the network as it is, by the user's own flags."""
+        here = {id(parameter) for parameter in self.model.parameters()}
+        return [parameter for parameter in self._trained if id(parameter) in here]
 
     @property
     def pruning(self) -> PruningPhase | None:

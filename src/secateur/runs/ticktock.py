@@ -72,7 +72,7 @@ class PruningPhase(Phase):
             filter_scale=settings.filter_scale,
             latency=self.latency,
         )
-        check_reachable(self.target, pruner.floors)
+        check_reachable(self.target, pruner.floors, pruner.limits.removable(run.graph, settings.budget))
         if run.folder is not None:
             check_state(pruner.score)
         if settings.repair:
@@ -179,6 +179,7 @@ class PruningPhase(Phase):
             skipped=skipped,
             scores=removal.scores,
             threshold=removal.threshold,
+            branches=removal.branches,
         )
         tocks = self.settings.tocks
         self.part = "Tock" if tocks.every and self.ticks % tocks.every == 0 else "Tick"
@@ -214,8 +215,8 @@ class PruningPhase(Phase):
     def _tock(self, run: Run) -> Iterator[Event]:
         tocks = self.settings.tocks
         if self.aligns and not run.epoch and not run.position.step:
-            count_macs = run.graph.count_macs
-            if count_macs(self.pruner.widened(ALIGNED)) <= WORTH_CUTTING * count_macs(self.gates.present.kept):
+            cost, aligned = run.graph.cost, self.pruner.widened(ALIGNED)
+            if cost(aligned).macs <= WORTH_CUTTING * cost(self.gates.present.kept).macs:
                 self.pruner.cut_(self.optimizer, ALIGNED)
                 run.keep_good_state()
         self.trained = True
