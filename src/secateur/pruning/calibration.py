@@ -31,7 +31,8 @@ def calibrated(
     """A table whose sums are the times of whole networks, as far as they can be.
 
     A network takes so many times what its layers take by themselves, by kind of layer, so much for what they put out,
-    which other operators read, and something for every layer. These numbers are fitted to networks of several widths.
+    which other operators read, something for every layer, and something for itself. These numbers are fitted to
+    networks of several widths, some of them without some of their branches.
 
     kinds: of the layers.
     sizes: of what they put out.
@@ -40,44 +41,54 @@ def calibrated(
     plans = list(_plans(graph))
     measured = torch.tensor([time(plan) for plan in plans], dtype=torch.float64)
     names = sorted(set(kinds))
-    features = torch.stack([_features(table, graph, names, kinds, sizes, plan.kept) for plan in plans])
+    features = torch.stack([_features(table, names, kinds, sizes, plan) for plan in plans])
     weights = _fitted(features / measured[:, None], torch.ones_like(measured)).tolist()
     scale = dict(zip(names, weights, strict=False))
-    volume, each = weights[-2:]
+    volume, each, constant = weights[-3:]
+    inside = graph.tensors_of(branch.name for branch in graph.branches)
+    # What the network takes for itself is no branch's.
+    always = [layer.name for layer in table.layers if layer.name not in inside] or [
+        layer.name for layer in table.layers
+    ]
     layers = [
-        _scaled(layer, scale[kind], volume * size, each)
+        _scaled(layer, scale[kind], volume * size, each + constant / len(always) * (layer.name in always))
         for layer, kind, size in zip(table.layers, kinds, sizes, strict=True)
     ]
     return replace(table, layers=tuple(layers))
 
 
 def _plans(graph: ChannelGraph) -> list[Plan]:
-    """Networks of several widths, aligned as hardware likes them."""
+    """Networks of several widths, aligned as hardware likes them, every other one without half of its branches."""
     generator = torch.Generator().manual_seed(0)
     shares = [torch.full((len(graph.groups),), share) for share in EVENLY]
     shares += [0.125 + 0.875 * torch.rand(len(graph.groups), generator=generator) for _ in range(UNEVENLY)]
-    return [_plan(graph, each.tolist()) for each in (shares if graph.groups else shares[:1])]
+    plans = []
+    for number, each in enumerate(shares if graph.groups else shares[:1]):
+        goes = torch.rand(len(graph.branches), generator=generator) < 0.5 * (number % 2)
+        gone = [branch.name for branch, go in zip(graph.branches, goes.tolist(), strict=True) if go]
+        plans.append(_plan(graph, each.tolist(), gone))
+    return plans
 
 
-def _plan(graph: ChannelGraph, shares: list[float]) -> Plan:
+def _plan(graph: ChannelGraph, shares: list[float], gone: list[str]) -> Plan:
     widths = []
     for group, share in zip(graph.groups, shares, strict=True):
         step = ALIGNED if group.size >= 2 * ALIGNED else 1
         widths.append(max(round(share * group.size / step) * step, group.at_least, 1))
-    return Plan(graph, first_channels(graph, torch.tensor(widths, dtype=torch.long, device="cpu")))
+    return Plan(graph, first_channels(graph, torch.tensor(widths, dtype=torch.long, device="cpu")), frozenset(gone))
 
 
-def _features(
-    table: LatencyTable, graph: ChannelGraph, names: list[str], kinds: Sequence[str], sizes: Sequence[int], kept: Tensor
-) -> Tensor:
-    """The times of the layers by kind, the size of what they put out, and their number."""
+def _features(table: LatencyTable, names: list[str], kinds: Sequence[str], sizes: Sequence[int], plan: Plan) -> Tensor:
+    """The times of the layers by kind, the size of what they put out, their number, and one for the network."""
     sums = dict.fromkeys(names, 0.0)
-    volume = 0.0
+    volume, count = 0.0, 0
     for layer, kind, size in zip(table.layers, kinds, sizes, strict=True):
-        inputs, outputs = widths_of(layer, graph, kept)
-        sums[kind] += layer.at(inputs, outputs)
-        volume += size * outputs / layer.outputs[-1]
-    return torch.tensor([*sums.values(), volume, len(sizes)], dtype=torch.float64)
+        if layer.name not in plan.gone:
+            inputs, outputs = widths_of(layer, plan.graph, plan.kept)
+            sums[kind] += layer.at(inputs, outputs)
+            volume += size * outputs / layer.outputs[-1]
+            count += 1
+    return torch.tensor([*sums.values(), volume, count, 1], dtype=torch.float64)
 
 
 def _fitted(features: Tensor, wanted: Tensor) -> Tensor:
