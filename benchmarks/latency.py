@@ -1,45 +1,49 @@
-"""MACs removed against time saved: by a budget of MACs, aligned or not, and by a budget of time.
+"""Time that pruning saves: by MACs, by MACs with aligned widths, by time, and by time with whole blocks.
 
-python benchmarks/latency.py                        through onnxruntime on the CPU, into docs/latency_cpu.md
-python benchmarks/latency.py --batch 64             the same with batches, into docs/latency_cpu_64.md
-python benchmarks/latency.py --device cuda          bf16, channels last, batch 64, into docs/latency_cuda.md
-python benchmarks/latency.py --device cuda --size 32 --networks resnet56 vgg16_m      into docs/latency_cuda_32.md
+python benchmarks/latency.py --networks torchvision:resnet50               through onnxruntime and OpenVINO on the CPU
+python benchmarks/latency.py --networks resnet56 --device cuda --batch 64  bf16, channels last
+python benchmarks/latency.py --networks torchvision:resnet50 --device cuda --batch 64 --weights F --photos F
+
+One JSON file for each network goes to results/latency; benchmarks/latency_page.py makes the pages from them.
+
+weights, photos: as for benchmarks/pretrained.py; with them the network is trained, filters are ranked by their Taylor
+score, and every cut network is repaired and tested.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import platform
-import sys
+import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from coverage_report import hardware
-from torch import nn
+from pretrained import PACKAGES, Pretrained, load
+from torch import Tensor, nn
 
 import secateur
+from secateur.data.decode import read_photo
+from secateur.data.folders import CLASS_FOLDERS
 from secateur.errors import UnreachableBudget
 from secateur.models.lookup import find_model
-from secateur.pruning.selection import Target, best_widths, check_reachable, ranked, select
-from secateur.results.bench import Runner, runner, summarize
+from secateur.pruning.latency import LatencyTable
+from secateur.pruning.selection import Target, best_widths, check_reachable, select
+from secateur.results.bench import Runner, runner
 from secateur.timing import time_in_turn
-from secateur.words import counted
 
-DOCS = Path(__file__).parent.parent / "docs"
-NETWORKS = ("torchvision:resnet50", "torchvision:mobilenet_v2")
-SHARES = (0.6, 0.45)
-PAPER = "The paper, ResNet-50 on a Titan X Pascal, batch 64: 59% of the MACs left +30% images/s, 45% left +43%."
-METHOD = """Weights are random, and the importance of a filter is its L1 norm: what is cut is not what a trained network
-would lose, but widths and times are of the kind that such a cut gives. The first rows of a share have that share of the
-MACs: by one ranking of all filters with widths as they come, the same in multiples of {multiple}, and by the importance
-kept within a time, the time being that at which so many MACs are left. The last ones have that share as a budget of
-time: by rank per microsecond, and by the knapsack over widths that a budget of time uses. Times of layers are measured
-on this device, at several widths. *Kept* is the share of the whole network's importance. Times are medians of
-n = {repetitions} passes of {images}, taken by turns with the whole network."""
+OUT = Path(__file__).parent.parent / "results" / "latency"
+SHARES = (0.75, 0.6, 0.45)
+SCORED = 1000
+"""Photographs that score and repair; the others test."""
+BATCH = 100
 
 
 def multiple_on(device: torch.device) -> int:
@@ -49,140 +53,199 @@ def multiple_on(device: torch.device) -> int:
 
 
 class Cutter:
-    """A network, its importance and its times."""
+    """A network, the importance of its channels and branches, and its times."""
 
-    def __init__(self, model: nn.Module, example: torch.Tensor, table: Any, multiple: int) -> None:
-        self.model, self.table, self.multiple = model, table, multiple
-        self.graph = secateur.analyze(model, example)
-        self.scores = secateur.Pruner(deepcopy(model), graph=self.graph, score="l1").score.end().double()
+    def __init__(self, graph: secateur.ChannelGraph, scores: Tensor, branches: Tensor, table: LatencyTable) -> None:
+        self.graph, self.scores, self.branches, self.table = graph, scores, branches, table
 
-    def _kept(self, budget: secateur.Budget, rank: Any, multiple: int) -> torch.Tensor:
-        kept, floors = self.graph.all_kept(), secateur.Limits(multiple_of=multiple).floors(self.graph)
-        target = Target(budget, self.graph, self.table)
+    def by_macs(self, share: float, multiple: int) -> Tensor:
+        whole, floors = self.graph.all_kept(), secateur.Limits(multiple_of=multiple).floors(self.graph)
+        target = Target(secateur.Budget(macs=share), self.graph)
         check_reachable(target, floors)
-        if rank == "knapsack":
-            floors = best_widths(target, kept, self.scores, floors, multiple)
-            return select(self.graph, kept, self.scores, floors, multiple_of=multiple)
-        worth = ranked(self.graph, kept, self.scores, rank, self.table)
-        return select(self.graph, kept, worth, floors, multiple_of=multiple, target=target)
+        return select(self.graph, whole, self.scores, floors, multiple_of=multiple, target=target)
 
-    def plans(self, share: float) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-        """The ways to cut to a share of the MACs, or of the time."""
-        macs, time = secateur.Budget(macs=share), secateur.Budget(latency=share)
-        yield f"{share:.0%} of the MACs, as they come", lambda: self._kept(macs, "score", 1)
-        yield f"{share:.0%} of the MACs, multiples of {self.multiple}", lambda: self._kept(macs, "score", self.multiple)
-        yield f"{share:.0%} of the MACs, by time", lambda: self._at_macs(share)
-        yield f"{share:.0%} of the time, by rank", lambda: self._kept(time, "score_per_microsecond", self.multiple)
-        yield f"{share:.0%} of the time, by knapsack", lambda: self._kept(time, "knapsack", self.multiple)
+    def by_time(self, share: float, multiple: int, blocks: bool) -> Tensor:
+        whole = self.graph.all_kept()
+        limits = secateur.Limits(multiple_of=multiple, branches="always" if blocks else "never")
+        target, floors = Target(secateur.Budget(latency=share), self.graph, self.table), limits.floors(self.graph)
+        may_go = limits.removable(self.graph, None)
+        check_reachable(target, floors, multiple, may_go)
+        lost = {b.name: float(s) for b, s in zip(self.graph.branches, self.branches, strict=True) if b in may_go}
+        widths, gone = best_widths(target, whole, self.scores, floors, multiple, lost)
+        gone = dict.fromkeys(gone, 0.0)
+        return select(self.graph, whole, self.scores, widths, multiple_of=multiple, branches=gone)
 
-    def _at_macs(self, share: float) -> torch.Tensor:
-        """What is kept within the largest time at which no more than this share of the MACs is left."""
-        low, high, found = 0.1, 1.0, None
-        for _ in range(6):
-            middle = (low + high) / 2
-            try:
-                kept = self._kept(secateur.Budget(latency=middle), "knapsack", self.multiple)
-            except UnreachableBudget:
-                low = middle
-                continue
-            if self.graph.count_macs(kept) <= (share + 0.005) * self.graph.macs:
-                low, found = middle, kept
-            else:
-                high = middle
-        if found is None:
-            raise UnreachableBudget(f"{share:.0%} of the MACs cannot be reached by time")
-        return found
+    def left(self, kept: Tensor) -> float:
+        """The share of the time, by the table."""
+        return self.table.value(self.graph, kept) / self.table.value(self.graph, self.graph.all_kept())
+
+    def cuts(self, multiple: int) -> Iterator[tuple[str, float, Callable[[], Tensor]]]:
+        """The ways to cut the network: what they are called, the share, and what is kept."""
+        for share in SHARES:
+            yield "macs", share, lambda share=share: self.by_macs(share, 1)
+            yield "aligned", share, lambda share=share: self.by_macs(share, multiple)
+            for blocks in (False, True):
+                yield (
+                    "blocks" if blocks else "time",
+                    share,
+                    lambda share=share, blocks=blocks: self.by_time(
+                        self.left(self.by_macs(share, multiple)), multiple, blocks
+                    ),
+                )
+            yield "budget", share, lambda share=share: self.by_time(share, multiple, True)
 
 
-def measure(name: str, device: torch.device, batch: int, size: int, repetitions: int) -> tuple[list[str], list[str]]:
-    """Rows of the table for one network, and what cannot be had."""
+class Photographs:
+    """Photographs as they are given to a network, some to score and repair with, the others to test."""
+
+    def __init__(self, folder: Path, network: Pretrained, device: torch.device) -> None:
+        paths = CLASS_FOLDERS.images_below(folder)
+        order = torch.randperm(len(paths), generator=torch.Generator().manual_seed(0)).tolist()
+        transform = network.transform()
+
+        def read(number: int) -> Tensor:
+            image: Any = read_photo(paths[number], CLASS_FOLDERS)
+            return transform(image.movedim(2, 0) if isinstance(image, Tensor) else image)
+
+        with ThreadPoolExecutor(8) as pool:
+            images = torch.stack(list(pool.map(read, order)))
+        self.images = images.to(device)
+        self.labels = torch.tensor([int(Path(paths[n]).parent.name) for n in order], device=device)
+
+    def some(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(self.images[:SCORED].split(BATCH), self.labels[:SCORED].split(BATCH), strict=True)
+
+    @torch.inference_mode()
+    def top1(self, model: nn.Module) -> float:
+        """In percent of those that test."""
+        images, labels = self.images[SCORED:], self.labels[SCORED:]
+        found = [model(part).argmax(1) for part in images.split(BATCH)]
+        return 100 * float((torch.cat(found) == labels).float().mean())
+
+
+def importance(model: nn.Module, graph: secateur.ChannelGraph, photos: Photographs | None) -> tuple[Tensor, Tensor]:
+    """The scores of channels and of branches: Taylor over photographs, or the L1 norm of filters."""
+    pruner = secateur.Pruner(deepcopy(model), graph=graph, score="taylor" if photos is not None else "l1")
+    for images, labels in photos.some() if photos is not None else ():
+        pruner.model.zero_grad()
+        F.cross_entropy(pruner.model(images), labels).backward()
+        pruner.observe()
+    scores = pruner.score.end().double()
+    return scores, pruner.score.branches(scores, graph.all_kept())
+
+
+def measure(name: str, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """All about one network."""
     torch.manual_seed(0)
-    model = find_model(name).eval()
-    example = torch.randn(1, 3, size, size)
-    on_gpu = device.type == "cuda"
+    on_gpu, short = device.type == "cuda", name.rpartition(":")[2]
+    trained = load(short, options.weights) if options.weights and short in PACKAGES else None
+    model = (trained.model if trained is not None else find_model(name)).eval()
+    size, batch = options.size, options.batch
     precision = torch.bfloat16 if on_gpu else torch.float32
-    how: Runner = "captured" if on_gpu else "onnxruntime"
-    batched = torch.randn(batch, 3, size, size, device=device)
-    started = time.perf_counter()
-    table = secateur.measure_latency(
-        model.to(device),
-        batched,
-        precision=precision,
-        channels_last=on_gpu,
-        run=lambda network, call: runner(network, call, how),
-        progress=lambda text: print(name, text, flush=True),
-    )
-    model.to("cpu")
-    print(f"{name}: times measured in {time.perf_counter() - started:.0f} s", flush=True)
-    cutter = Cutter(model, example, table, multiple_on(device))
-    cuts: dict[str, torch.Tensor] = {"whole": cutter.graph.all_kept()}
-    missing = []
-    for share in SHARES:
-        for label, cut in cutter.plans(share):
-            try:
-                cuts[label] = cut()
-                print(name, label, flush=True)
-            except UnreachableBudget as error:
-                missing.append(f"{name}, {label}: {str(error).partition('. ')[0]}.")
     layout = torch.channels_last if on_gpu else torch.contiguous_format
+    runners: list[Runner] = options.runners or (["captured", "eager"] if on_gpu else ["onnxruntime"])
+    batched = torch.randn(batch, 3, size, size, device=device)
+    graph = secateur.analyze(model, torch.randn(1, 3, size, size))
+    photos = Photographs(options.photos, trained, device) if trained is not None else None
+    started, where = time.perf_counter(), options.tables / f"{device.type}_{batch}_{short}.json"
+    if where.is_file():
+        table = LatencyTable.from_dict(json.loads(where.read_text()))
+    else:
+        table = secateur.measure_latency(
+            model.to(device),
+            batched,
+            precision=precision,
+            channels_last=on_gpu,
+            run=lambda network, call: runner(network, call, runners[0]),
+            graph=graph,
+            progress=lambda text: print(name, text, flush=True),
+        )
+        where.parent.mkdir(parents=True, exist_ok=True)
+        where.write_text(json.dumps(table.to_dict()))
+    print(f"{name}: times measured in {time.perf_counter() - started:.0f} s", flush=True)
+    multiple = multiple_on(device)
+    cutter = Cutter(graph, *importance(model.to(device), graph, photos), table)
+    kept: dict[str, Tensor] = {"whole": graph.all_kept()}
+    rows: dict[str, dict[str, Any]] = {"whole": {"kind": "whole", "share": 1.0}}
+    missing = []
+    for kind, share, cut in cutter.cuts(multiple):
+        try:
+            kept[f"{kind} {share}"] = cut()
+            rows[f"{kind} {share}"] = {"kind": kind, "share": share}
+        except UnreachableBudget as error:
+            missing.append(f"{kind} {share:.0%}: {str(error).partition('. ')[0]}")
     images = batched.to(precision).contiguous(memory_format=layout)
-    calls = {}
-    for label, kept in cuts.items():
-        network = secateur.shrink(model, secateur.Plan(cutter.graph, kept)).to(device, precision)
-        network.to(memory_format=layout)  # pyright: ignore
-        calls[label] = runner(network, images, how)
-    seconds = time_in_turn(calls, device, repetitions)
-    timings = [summarize(label, seconds[label], batch, cutter.graph.cost(kept)) for label, kept in cuts.items()]
-    whole, total = timings[0], float(cutter.scores.sum())
-    rows = [
-        f"| {name} | {t.name} | {t.macs / whole.macs:.1%} | {float(cutter.scores[cuts[t.name]].sum()) / total:.1%} | "
-        f"{1000 * t.median:.3f} | {t.median / whole.median:.1%} | "
-        f"{table.value(cutter.graph, cuts[t.name]) / table.value(cutter.graph, cuts['whole']):.1%} | "
-        f"{whole.median / t.median - 1:+.0%} | {t.spread:.0%} |"
-        for t in timings
-    ]
-    return rows, missing
+    networks = {}
+    for label, row in rows.items():
+        plan = secateur.Plan(graph, kept[label])
+        row |= {
+            "macs": plan.cost.macs / graph.macs,
+            "params": plan.cost.params / graph.params,
+            "kept": float(cutter.scores[kept[label]].sum() / cutter.scores.sum()),
+            "branches": len(plan.without),
+            "table": cutter.left(kept[label]),
+        }
+        network = secateur.shrink(model, plan)
+        if photos is not None and row["kind"] != "budget":
+            if label != "whole":
+                network = secateur.repair(model, plan, photos.some(), images=SCORED)
+            row["top1"] = photos.top1(network)
+            print(name, label, f"top-1 {row['top1']:.2f}", flush=True)
+        networks[label] = network.to(device, precision).to(memory_format=layout)  # pyright: ignore
+    model.to("cpu")
+    for how in runners:
+        chosen = networks
+        if how == "compiled":
+            chosen = {
+                label: net for label, net in networks.items() if rows[label]["kind"] in ("whole", "aligned", "blocks")
+            }
+            chosen = {label: net for label, net in chosen.items() if rows[label]["share"] in (1.0, 0.6)}
+        calls = {label: runner(network, images, how) for label, network in chosen.items()}
+        seconds = time_in_turn(calls, device, options.repetitions)
+        for label, values in seconds.items():
+            quartiles = statistics.quantiles(values, n=4)
+            rows[label].setdefault("ms", {})[how] = 1000 * quartiles[1]
+            rows[label].setdefault("spread", {})[how] = (quartiles[2] - quartiles[0]) / 2 / quartiles[1]
+        del calls
+        print(
+            name, how, {label: round(row["ms"][how], 3) for label, row in rows.items() if how in row["ms"]}, flush=True
+        )
+    where_run = f"{torch.cuda.get_device_name()}, {hardware()}" if on_gpu else hardware()
+    return {
+        "network": name,
+        "weights": "trained" if trained is not None else "random",
+        "where": where_run,
+        "device": device.type,
+        "batch": batch,
+        "size": size,
+        "multiple": multiple,
+        "repetitions": options.repetitions,
+        "tested": len(photos.labels) - SCORED if photos is not None else 0,
+        "rows": list(rows.values()),
+        "missing": missing,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", required=True, help="by name")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--batch", type=int, help="images at a time: 1 on the CPU, 64 on a GPU")
-    parser.add_argument("--networks", nargs="+", default=NETWORKS, help="by name")
+    parser.add_argument("--batch", type=int, default=1, help="images at a time")
     parser.add_argument("--size", type=int, default=224, help="height and width of the images")
+    parser.add_argument("--runners", nargs="+", help="ways to run; layers are timed as the first one runs")
     parser.add_argument("--repetitions", type=int, default=20, help="timed passes of each network")
-    parser.add_argument("--out", type=Path, help="where the page goes")
+    parser.add_argument("--weights", type=Path, help="folder of packages with trained weights")
+    parser.add_argument("--photos", type=Path, help="folder of photographs by class")
+    parser.add_argument("--tables", type=Path, default=OUT / "tables", help="where times of layers are kept")
+    parser.add_argument("--out", type=Path, default=OUT, help="where the files go")
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     device = torch.device(options.device)
-    batch = options.batch or (64 if device.type == "cuda" else 1)
-    measured = [measure(name, device, batch, options.size, options.repetitions) for name in options.networks]
-    rows, missing = ([line for part in parts for line in part] for parts in zip(*measured, strict=True))
-    where = torch.cuda.get_device_name() + ", " + hardware() if device.type == "cuda" else hardware()
-    how = "bf16, channels last, as a CUDA graph" if device.type == "cuda" else "fp32, through onnxruntime"
-    text = "\n".join(
-        [
-            "# MACs removed against time saved",
-            "",
-            f"Made by `{' '.join(['python benchmarks/latency.py', *sys.argv[1:]])}` on {where}; {how}; seed 0.",
-            "",
-            METHOD.format(
-                repetitions=options.repetitions,
-                multiple=multiple_on(device),
-                images=f"{counted(batch, 'image')} of {options.size}x{options.size}",
-            ),
-            "",
-            "| network | cut to | MACs left | kept | median ms | time left | by the table | images/s | spread |",
-            "|---|---|---|---|---|---|---|---|---|",
-            *rows,
-            "",
-            *(line for sentence in missing for line in (sentence, "")),
-            PAPER,
-            "",
-        ]
-    )
-    differs = [str(given) for given, usual in ((options.batch, None), (options.size, 224)) if given != usual]
-    (options.out or DOCS / f"{'_'.join(['latency', device.type, *differs])}.md").write_text(text)
-    print(text)
+    for name in options.networks:
+        found = measure(name, options, device)
+        path = options.out / f"{device.type}_{options.batch}_{name.rpartition(':')[2]}.json"
+        path.write_text(json.dumps(found, indent=1))
+        print(f"written to {path}", flush=True)
 
 
 if __name__ == "__main__":

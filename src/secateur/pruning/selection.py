@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -89,11 +89,11 @@ def decided(limits: Limits, target: Target, device: str) -> Limits:
     """Limits for that type of device; an alignment that it was free to choose never puts the budget out of reach."""
     graph, found = target.graph, limits.on(device)
     branches = limits.removable(graph, target.budget)
-
-    def lowest() -> Tensor:
-        return without_branches(graph, first_channels(graph, found.floors(graph)), branches)
-
-    while found is not limits and found.multiple > 1 and not target.met(lowest()):
+    while (
+        found is not limits
+        and found.multiple > 1
+        and not target.met(least(target, found.floors(graph), found.multiple, branches))
+    ):
         found = replace(found, multiple_of=found.multiple // 2)
     return found
 
@@ -113,13 +113,27 @@ def without_branches(graph: ChannelGraph, kept: Tensor, branches: Iterable[Branc
     return kept
 
 
-def check_reachable(target: Target, floors: Tensor, branches: Iterable[Branch] = ()) -> None:
+def least(target: Target, floors: Tensor, multiple_of: int, branches: Sequence[Branch] = ()) -> Tensor:
+    """What is kept when as little as can be is left of what the budget counts."""
+    graph = target.graph
+    narrowest = without_branches(graph, first_channels(graph, floors), branches)
+    if target.table is None or target.budget.counts != "latency":
+        return narrowest
+    # A narrower layer may take more time.
+    choices = _widths(graph, graph.all_kept(), floors, multiple_of)
+    gains = [torch.zeros_like(each, dtype=torch.float64) for each in choices]
+    found = Knapsack(Times(target.table, graph, branches), gains, choices, [0.0] * len(branches)).fastest()
+    widths = torch.stack([each[place] for each, place in zip(choices, found.tolist(), strict=False)])
+    fastest = without_branches(graph, first_channels(graph, widths), branches)
+    return min(narrowest, fastest, key=target.value)
+
+
+def check_reachable(target: Target, floors: Tensor, multiple_of: int = 1, branches: Sequence[Branch] = ()) -> None:
     """Raise if the budget cannot be met even with every group at its floor, and name the floors that matter most.
 
     branches: those that may go.
     """
-    graph = target.graph
-    lowest = without_branches(graph, first_channels(graph, floors), branches)
+    graph, lowest = target.graph, least(target, floors, multiple_of, branches)
     if target.met(lowest):
         return
     left = target.value(lowest)
@@ -214,12 +228,10 @@ def best_widths(
     """
     graph, table, branches = target.graph, target.table, branches or {}
     assert table is not None
-    choices, gains = list[Tensor](), list[Tensor]()
-    for group, each, floor in zip(graph.groups, multiples(graph, multiple_of).tolist(), floors.tolist(), strict=True):
+    choices, gains = _widths(graph, kept, floors, multiple_of), list[Tensor]()
+    for group, widths in zip(graph.groups, choices, strict=True):
         here = scores[group.span][kept[group.span]].double().sort(descending=True).values
-        multiple = range(-(-max(1, floor) // each) * each, here.numel(), each)
-        choices.append(torch.tensor([*multiple, here.numel()], dtype=torch.long, device="cpu"))
-        gains.append(torch.cat([here.new_zeros(1), here.cumsum(0)])[choices[-1]])
+        gains.append(torch.cat([here.new_zeros(1), here.cumsum(0)])[widths])
     named = [branch for branch in graph.branches if branch.name in branches]
     before = graph.tensors_of(graph.without(kept))
     table = replace(table, layers=tuple(layer for layer in table.layers if layer.name not in before))
@@ -243,6 +255,16 @@ def best_widths(
         for group, choice, place in zip(graph.groups, choices, found.tolist(), strict=False)
     ]
     return torch.stack(widths), gone
+
+
+def _widths(graph: ChannelGraph, kept: Tensor, floors: Tensor, multiple_of: int) -> list[Tensor]:
+    """The widths that each group may have: what is left of it, and narrower multiples down to its floor."""
+    found = []
+    counts = torch.bincount(graph.group_of[kept], minlength=len(graph.groups)).tolist()
+    for count, each, floor in zip(counts, multiples(graph, multiple_of).tolist(), floors.tolist(), strict=True):
+        narrower = range(-(-max(1, floor) // each) * each, count, each)
+        found.append(torch.tensor([*narrower, count], dtype=torch.long, device="cpu"))
+    return found
 
 
 def select(

@@ -72,7 +72,8 @@ class PruningPhase(Phase):
             filter_scale=settings.filter_scale,
             latency=self.latency,
         )
-        check_reachable(self.target, pruner.floors, pruner.limits.removable(run.graph, settings.budget))
+        branches = pruner.limits.removable(run.graph, settings.budget)
+        check_reachable(self.target, pruner.floors, pruner.limits.multiple, branches)
         if run.folder is not None:
             check_state(pruner.score)
         if settings.repair:
@@ -87,7 +88,8 @@ class PruningPhase(Phase):
         self.pruner, self.gates = pruner, pruner.gates
         if settings.limits.multiple_of == "auto" and (multiple := pruner.limits.multiple) > 1:
             run.progress(f"widths are kept at multiples of {multiple}, which is faster on a GPU; multiple_of=1 for any")
-        if run.trainer.device.type == "cuda" and run.world.leads and not self.ticks + self.tocks:
+        timed = settings.budget.counts == "latency"
+        if run.trainer.device.type == "cuda" and run.world.leads and not timed and not self.ticks + self.tocks:
             self._warn_if_slower(run)
         on_cpu = run.trainer.device.type == "cpu"
         self.cut_at_once = settings.cut == "now" or (settings.cut == "auto" and on_cpu)
@@ -118,7 +120,8 @@ class PruningPhase(Phase):
             run.engine.channels_last,
         )
         if left > NOT_FASTER:
-            remedies = ["a larger latency_batch, if that is how it will run", "a budget of time (keep_latency)"]
+            remedies = ["a budget of time (keep_latency), which takes whole blocks"]
+            remedies = [*remedies, "a larger latency_batch, if that is how it will run"]
             remedies = ["multiple_of=8", *remedies] if limits.multiple == 1 else remedies
             run.progress(
                 f"note: a network of this budget will not be faster on this GPU: about {left:.0%} of the time of the "
