@@ -17,9 +17,10 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import torch.nn.functional as F
 from coverage_report import hardware
 from pretrained import PACKAGES, Pretrained, load
 from torch import Tensor, nn
+from torchvision.transforms.v2 import functional as pictures
 
 import secateur
 from secateur.data.decode import read_photo
@@ -35,14 +37,17 @@ from secateur.data.folders import CLASS_FOLDERS
 from secateur.errors import UnreachableBudget
 from secateur.models.lookup import find_model
 from secateur.pruning.latency import LatencyTable
-from secateur.pruning.selection import Target, best_widths, check_reachable, select
+from secateur.pruning.selection import Target, best_widths, check_reachable, ranked, select
 from secateur.results.bench import Runner, runner
 from secateur.timing import time_in_turn
 
 OUT = Path(__file__).parent.parent / "results" / "latency"
 SHARES = (0.75, 0.6, 0.45)
+"""Of the MACs, or of the time."""
 SCORED = 1000
 """Photographs that score and repair; the others test."""
+REPAIRED = 512
+"""Those of them that repair."""
 BATCH = 100
 
 
@@ -62,7 +67,8 @@ class Cutter:
         whole, floors = self.graph.all_kept(), secateur.Limits(multiple_of=multiple).floors(self.graph)
         target = Target(secateur.Budget(macs=share), self.graph)
         check_reachable(target, floors)
-        return select(self.graph, whole, self.scores, floors, multiple_of=multiple, target=target)
+        worth = ranked(self.graph, whole, self.scores, "score_per_mac")
+        return select(self.graph, whole, worth, floors, multiple_of=multiple, target=target)
 
     def by_time(self, share: float, multiple: int, blocks: bool) -> Tensor:
         whole = self.graph.all_kept()
@@ -75,23 +81,22 @@ class Cutter:
         gone = dict.fromkeys(gone, 0.0)
         return select(self.graph, whole, self.scores, widths, multiple_of=multiple, branches=gone)
 
+    def at_equal_time(self, share: float, multiple: int, blocks: bool) -> Tensor:
+        """By time, as fast as the network that has that share of the MACs; so fast at least, if that is not faster."""
+        left = self.left(self.by_macs(share, multiple))
+        return self.by_time(left if left < 0.98 else share, multiple, blocks)
+
     def left(self, kept: Tensor) -> float:
         """The share of the time, by the table."""
         return self.table.value(self.graph, kept) / self.table.value(self.graph, self.graph.all_kept())
 
-    def cuts(self, multiple: int) -> Iterator[tuple[str, float, Callable[[], Tensor]]]:
+    def cuts(self, multiple: int, shares: Sequence[float]) -> Iterator[tuple[str, float, Callable[[], Tensor]]]:
         """The ways to cut the network: what they are called, the share, and what is kept."""
-        for share in SHARES:
+        for share in shares:
             yield "macs", share, lambda share=share: self.by_macs(share, 1)
             yield "aligned", share, lambda share=share: self.by_macs(share, multiple)
-            for blocks in (False, True):
-                yield (
-                    "blocks" if blocks else "time",
-                    share,
-                    lambda share=share, blocks=blocks: self.by_time(
-                        self.left(self.by_macs(share, multiple)), multiple, blocks
-                    ),
-                )
+            for kind, blocks in (("time", False), ("blocks", True)):
+                yield kind, share, lambda share=share, blocks=blocks: self.at_equal_time(share, multiple, blocks)
             yield "budget", share, lambda share=share: self.by_time(share, multiple, True)
 
 
@@ -101,11 +106,13 @@ class Photographs:
     def __init__(self, folder: Path, network: Pretrained, device: torch.device) -> None:
         paths = CLASS_FOLDERS.images_below(folder)
         order = torch.randperm(len(paths), generator=torch.Generator().manual_seed(0)).tolist()
-        transform = network.transform()
+        transform, as_it_is = network.transform(), replace(network, resize=network.size).transform()
 
         def read(number: int) -> Tensor:
             image: Any = read_photo(paths[number], CLASS_FOLDERS)
-            return transform(image.movedim(2, 0) if isinstance(image, Tensor) else image)
+            image = image.movedim(2, 0) if isinstance(image, Tensor) else image
+            fits = set(pictures.get_size(image)) == {network.size}
+            return (as_it_is if fits else transform)(image)
 
         with ThreadPoolExecutor(8) as pool:
             images = torch.stack(list(pool.map(read, order)))
@@ -168,7 +175,7 @@ def measure(name: str, options: argparse.Namespace, device: torch.device) -> dic
     kept: dict[str, Tensor] = {"whole": graph.all_kept()}
     rows: dict[str, dict[str, Any]] = {"whole": {"kind": "whole", "share": 1.0}}
     missing = []
-    for kind, share, cut in cutter.cuts(multiple):
+    for kind, share, cut in cutter.cuts(multiple, options.shares):
         try:
             kept[f"{kind} {share}"] = cut()
             rows[f"{kind} {share}"] = {"kind": kind, "share": share}
@@ -186,9 +193,9 @@ def measure(name: str, options: argparse.Namespace, device: torch.device) -> dic
             "table": cutter.left(kept[label]),
         }
         network = secateur.shrink(model, plan)
-        if photos is not None and row["kind"] != "budget":
+        if photos is not None:
             if label != "whole":
-                network = secateur.repair(model, plan, photos.some(), images=SCORED)
+                network = secateur.repair(model, plan, photos.some(), images=REPAIRED)
             row["top1"] = photos.top1(network)
             print(name, label, f"top-1 {row['top1']:.2f}", flush=True)
         networks[label] = network.to(device, precision).to(memory_format=layout)  # pyright: ignore
@@ -232,6 +239,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--batch", type=int, default=1, help="images at a time")
     parser.add_argument("--size", type=int, default=224, help="height and width of the images")
+    parser.add_argument("--shares", nargs="+", type=float, default=SHARES, help="of the MACs, or of the time")
     parser.add_argument("--runners", nargs="+", help="ways to run; layers are timed as the first one runs")
     parser.add_argument("--repetitions", type=int, default=20, help="timed passes of each network")
     parser.add_argument("--weights", type=Path, help="folder of packages with trained weights")
