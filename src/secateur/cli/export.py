@@ -154,7 +154,7 @@ class Export:
 
             order = read_run(folder).order
             data = order.data if self.data is None else str(self.data.absolute())
-            return replace(order, data=data, weights=str(folder), fresh=False)
+            return replace(order, data=data, weights=str(folder), fresh=False, new_head=None)
         name, equals, weights = self.network.partition("=")
         if folder.is_dir() or not (is_recipe(name) or ":" in name):
             remedy = "Name a run, or a recipe or NETWORK@DATASET with weights, as resnet56@cifar10=baseline.pth"

@@ -74,7 +74,12 @@ def check_callable(builder: Any, name: str, **options: Any) -> None:
 
 def is_known(name: str) -> bool:
     """Whether the name is of a network that comes with Secateur, torchvision or timm, and not of anybody's code."""
-    return name in BUILT_IN or name.startswith(("torchvision:", "timm:"))
+    return name in BUILT_IN or is_of_library(name)
+
+
+def is_of_library(name: str) -> bool:
+    """Whether the name is of a network of torchvision or timm."""
+    return name.startswith(("torchvision:", "timm:"))
 
 
 def example_for(model: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor | tuple[list[Tensor]]:
