@@ -12,6 +12,7 @@ import torch
 from doing import CPU, do, resume, same, summary, weights
 
 from secateur import TickTock, Training, analyze
+from secateur.data.preprocessing import Preprocessing
 from secateur.errors import InvalidData, InvalidSetting
 from secateur.files import read_json
 from secateur.models.lookup import find_model
@@ -21,9 +22,11 @@ from secateur.recipes.paper import find_recipe
 from secateur.recipes.repair import repair_network
 from secateur.recipes.starts import begin, open_network
 from secateur.recipes.work import first_training
+from secateur.results.load import about
+from secateur.results.predict import predict
 from secateur.runs.events import Event, FineTune, Start, Tick, Train
 
-NETWORK = "torchvision:mnasnet0_5"
+NETWORK = "torchvision:shufflenet_v2_x0_5"
 TRAINING = Training.of(epochs=1, lr=0.01)
 PRUNING = TickTock.of(keep_macs=0.8, tick_removes=0.2, tock_every=0, finetune_epochs=1)
 
@@ -67,15 +70,15 @@ def test_a_network_of_other_classes_is_trained(photos: Path, pretrained: Path, t
     said: list[Event | str] = []
     result = do(order_of(photos, pretrained), TRAINING, tmp_path / "run", said.append)
     (line,) = [line for line in lines(said) if "made anew" in line]
-    assert "classifier.1 is made anew, with random weights: 3 classes, where the file has 10 classes" in line
+    assert "fc is made anew, with random weights: 3 classes, where the file has 10 classes" in line
     given = torch.load(pretrained, weights_only=True)
     begun = weights(tmp_path / "run" / "original.safetensors")
-    head = {"classifier.1.weight", "classifier.1.bias"}
+    head = {"fc.weight", "fc.bias"}
     assert given.keys() == begun.keys()
     assert {name for name in begun if not torch.equal(begun[name], given[name])} == head
-    assert begun["classifier.1.weight"].shape == (3, 1280)
+    assert begun["fc.weight"].shape == (3, 1024)
     assert result.model(torch.randn(1, 3, 32, 32)).shape == (1, 3)
-    assert summary(tmp_path / "run")["new_head"] == {"layer": "classifier.1", "classes": 3, "before": 10}
+    assert summary(tmp_path / "run")["new_head"] == {"layer": "fc", "classes": 3, "before": 10}
 
 
 def test_the_seed_draws_the_classifier(photos: Path, pretrained: Path) -> None:
@@ -83,7 +86,7 @@ def test_the_seed_draws_the_classifier(photos: Path, pretrained: Path) -> None:
         order = order_of(photos, pretrained)
         job = build(order, seed, CPU)
         start = begin(job, analyze(job.model, job.example, probe=False), order, seed)
-        return start.model.get_parameter("classifier.1.weight")
+        return start.model.get_parameter("fc.weight")
 
     assert torch.equal(head(0), head(0))
     assert not torch.equal(head(0), head(1))
@@ -114,9 +117,9 @@ def test_pruning_trains_first_and_can_be_resumed(photos: Path, pretrained: Path,
 
 def test_nothing_is_made_anew_where_nothing_trains(photos: Path, pretrained: Path, tmp_path: Path) -> None:
     order = order_of(photos, pretrained)
-    with pytest.raises(InvalidSetting, match=r"without training.*classifier\.1 is made anew.*secateur train"):
+    with pytest.raises(InvalidSetting, match=r"without training.*fc is made anew.*secateur train"):
         do(order, PRUNING.without_training(), tmp_path / "run")
-    with pytest.raises(InvalidData, match="got 10x1280, wanted 3x1280"):
+    with pytest.raises(InvalidData, match="got 10x1024, wanted 3x1024"):
         open_network(order, CPU)
     with pytest.raises(InvalidSetting, match="repair does not train"):
         repair_network(order, None, tmp_path / "repaired", CPU)
@@ -126,7 +129,7 @@ def test_nothing_is_made_anew_where_nothing_trains(photos: Path, pretrained: Pat
     ("network", "layer"),
     [
         ("torchvision:squeezenet1_1", "classifier.1"),
-        ("torchvision:shufflenet_v2_x0_5", "fc"),
+        ("torchvision:mnasnet0_5", "classifier.1"),
         ("torchvision:mobilenet_v3_small", "classifier.3"),
         ("timm:mobilenetv3_small_050", "classifier"),
         ("timm:resnet10t", "fc"),
@@ -220,3 +223,55 @@ def test_the_time_is_said_before_the_run(photos: Path, pretrained: Path, tmp_pat
     assert found is not None
     assert int(found[1]) == 2 + num_ticks(PRUNING) + 1
     assert all(isinstance(line, str) for line in said[:place])
+
+
+# The result
+
+
+def test_predictions_are_those_of_the_test(photos: Path, pretrained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = do(order_of(photos, pretrained, epochs_scale=0.2), PRUNING, run)
+    assert about(run).classes == ("class_0", "class_1", "class_2")
+    test = read_json(run / "split.json")["test"]
+    found = predict(run, [photos / name for name in test])
+    for network, metrics in (("whole", result.metrics_before), ("pruned", result.metrics)):
+        best = [next(iter(each.probabilities[network])) for each in found]
+        right = sum(name.startswith(f"{answer}/") for name, answer in zip(test, best, strict=True))
+        assert 100 * right / len(test) == pytest.approx(metrics["accuracy"])
+    assert about(run).preprocessing == Preprocessing(resize=37, crop=32)
+
+
+def test_a_network_of_timm_brings_its_own_normalization(photos: Path) -> None:
+    job = build(order_of(photos, None, recipe="timm:test_vit@class_folders", image_size=160), 0, CPU)
+    config = job.model.default_cfg
+    assert tuple(config["mean"]) != Preprocessing().mean
+    assert job.preprocessing is not None
+    assert (job.preprocessing.mean, job.preprocessing.std) == (tuple(config["mean"]), tuple(config["std"]))
+    images = torch.cat([images for images, _ in job.task.train])
+    assert images.max() <= (1 - min(config["mean"])) / min(config["std"]) + 1e-5
+
+
+def test_the_page_in_python(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the page on photographs shows, on smaller images, for fewer epochs."""
+    page = (Path(__file__).parents[2] / "docs/howto/photographs.md").read_text()
+    use, transfer = re.findall(r"```{\.python title=.*?}\n(.*?)```", page, flags=re.DOTALL)
+    shorter = {
+        "size=160": "size=32",
+        "epochs=25": "epochs=1",
+        "tick_removes=0.04": "tick_removes=0.3, tock_every=0, finetune_epochs=1",
+    }
+    for before, after in shorter.items():
+        assert before in transfer
+        transfer = transfer.replace(before, after)
+    shutil.copytree(photos, tmp_path / "photos")
+    saved("torchvision:mobilenet_v2", tmp_path / "imagenet.pth")
+    (tmp_path / "new").mkdir()
+    for number, path in enumerate(sorted((photos / "class_1").iterdir())[:2], start=1):
+        shutil.copy(path, tmp_path / "new" / f"{number}.jpg")
+    monkeypatch.chdir(tmp_path)
+    exec(transfer, {})
+    assert "classifier.1 is made anew" in capsys.readouterr().out
+    exec(use.replace("runs/pruned", "pruned"), {})
+    assert re.fullmatch(r"\['class_\d', 'class_\d'\]", capsys.readouterr().out.strip())

@@ -102,6 +102,13 @@ def input_size(model: nn.Module) -> tuple[int, ...] | None:
     return getattr(model, "input_size", None) or config.get("input_size")
 
 
+def normalization(model: nn.Module) -> dict[str, tuple[float, ...]]:
+    """The mean and the deviation of colours that timm's record of a network names, if it has one."""
+    config = getattr(model, "default_cfg", None) or {}
+    found = {name: tuple(config.get(name) or ()) for name in ("mean", "std")}
+    return found if all(len(numbers) == 3 for numbers in found.values()) else {}
+
+
 def _is_detector(model: nn.Module) -> bool:
     return any(base.__module__.startswith("torchvision.models.detection") for base in type(model).__mro__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,8 +13,9 @@ from torch import nn
 from secateur.data.arrays import Arrays
 from secateur.data.catalog import Dataset, find_dataset
 from secateur.data.photos import Photos
+from secateur.data.preprocessing import Preprocessing
 from secateur.errors import InvalidData, InvalidModel, InvalidSetting, SecateurError
-from secateur.models.lookup import check_callable, find_builder, find_callable, find_model
+from secateur.models.lookup import check_callable, find_builder, find_callable, find_model, normalization
 from secateur.nested import map_tensors
 from secateur.randomness import seeded
 from secateur.recipes.experiments import EXPERIMENTS
@@ -33,6 +34,8 @@ class Job:
         user's own code has built it.
     maps: test images with a label for every pixel, for pictures of what the networks predict.
     files: the images of each part, where a draw has parted them.
+    classes: the name of each class, in the order of the network's outputs.
+    preprocessing: what becomes of a photograph before the network sees it.
     """
 
     model: nn.Module
@@ -41,6 +44,8 @@ class Job:
     network: dict[str, Any] | None = None
     maps: Iterable[Any] | None = None
     files: dict[str, list[str]] | None = None
+    classes: Sequence[str] | None = None
+    preprocessing: Preprocessing | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -49,6 +54,16 @@ class Job:
             kind = type(self.task).__name__
             wanted = "what secateur.classification, segmentation or Task makes"
             raise InvalidData("the task of a Job is wrong", got=kind, wanted=wanted)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a result tells of the network, as plain data."""
+        found: dict[str, Any] = {"network": self.network}
+        if self.classes is not None:
+            found["classes"] = list(self.classes)
+        if self.preprocessing is not None:
+            found["preprocessing"] = self.preprocessing.to_dict()
+        return found
 
     def to(self, device: torch.device) -> Job:
         moved = map_tensors(self.example, lambda tensor: tensor.to(device))
@@ -162,6 +177,7 @@ def build(order: Order, seed: int, device: torch.device, channels_last: bool = F
     with seeded(seed):
         model = find_model(recipe.network, **options)
         example = torch.randn(1, *input_size)
+    train, test = (replace(d, **normalization(model)) if isinstance(d, Photos) else d for d in (train, test))
     if num_classes is None:
         task = unlabelled(train, test, whole=model)
     elif dataset.maps:
@@ -169,10 +185,12 @@ def build(order: Order, seed: int, device: torch.device, channels_last: bool = F
     else:
         task = classification(train, test, top5=recipe.top5)
     network = {"name": recipe.network, "options": options}
-    files = None
-    if isinstance(train, Photos) and isinstance(test, Photos) and train.drawn:
-        files = {"train": train.paths, "test": test.paths}
-    return Job(model.to(device), example.to(device), task, network, test if dataset.maps else None, files)
+    about: dict[str, Any] = {}
+    if isinstance(train, Photos) and isinstance(test, Photos):
+        about = {"classes": train.classes, "preprocessing": Preprocessing.of(test)}
+        if train.drawn:
+            about["files"] = {"train": train.paths, "test": test.paths}
+    return Job(model.to(device), example.to(device), task, network, test if dataset.maps else None, **about)
 
 
 def network_options(recipe: Recipe, dataset: Dataset, num_classes: int | None, width: float) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def repair_network(
     done = Repaired(result=result, plain=metrics[1], notes=notes)
     about = {
         "order": order.to_dict(),
-        "network": job.network,
+        **job.about,
         "input": shape_of(graph.input),
         "repair": {"images": images, "plan": str(plan) if plan is not None else None, "plain": done.plain},
     }

@@ -19,7 +19,7 @@ from secateur.models.weights import SAME_CLASSES, NewHead, load_weights_
 from secateur.randomness import seeded
 from secateur.recipes.controls import initialize_
 from secateur.recipes.jobs import Job, Order, build
-from secateur.results.load import find_result, read_plan
+from secateur.results.load import find_result, find_whole, read_plan
 from secateur.runs.record import ORIGINAL, START_PLAN, WHOLE
 
 
@@ -85,19 +85,7 @@ def find_source(name: str) -> Source:
     saved = read_plan(plan)
     if not saved.groups and not saved.branches:
         return Source(weights, is_result=True)
-    return Source(weights, plan, _find_whole(folder), is_result=True)
-
-
-def _find_whole(result: Path) -> Path | None:
-    """The weights of the whole network that a run has pruned, or that its own start was pruned from.
-
-    A repaired network has them in the folder of its result.
-    """
-    if (result / WHOLE).is_file():
-        return result / WHOLE
-    run = result.parent
-    names = [WHOLE] if (run / START_PLAN).is_file() else ["retrain.safetensors", "baseline.safetensors", ORIGINAL]
-    return next((run / name for name in names if (run / name).is_file()), None)
+    return Source(weights, plan, find_whole(folder), is_result=True)
 
 
 def begin(job: Job, graph: ChannelGraph, order: Order, seed: int) -> Start:

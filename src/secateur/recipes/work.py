@@ -94,7 +94,7 @@ def perform(
                 say(f"{order.weights}: {start.new_head}")
         about: dict[str, Any] = {
             "order": order.to_dict(),
-            "network": job.network,
+            **job.about,
             "input": shape_of(graph.input),
             **({"new_head": new_head} if new_head else {}),
         }
