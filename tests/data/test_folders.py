@@ -3,9 +3,17 @@
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from miniature_images import dataset_of, write_class_folders, write_imagenet, write_tiny_imagenet
+from miniature_images import (
+    dataset_of,
+    picture,
+    save,
+    write_class_folders,
+    write_imagenet,
+    write_tiny_imagenet,
+)
 from pictures import alike
 from PIL import Image, ImageOps
 from torch import Tensor
@@ -13,7 +21,7 @@ from torch import Tensor
 from secateur.data.folders import class_folders, imagenet, images, tiny_imagenet
 from secateur.data.maps import compose
 from secateur.data.photos import Photos
-from secateur.errors import InvalidData
+from secateur.errors import InvalidData, InvalidSetting
 
 
 def labelled(loader: Photos) -> dict[str, int]:
@@ -52,6 +60,58 @@ def test_own_sizes(tmp_path: Path) -> None:
     # As 224 goes with 256, so does 56 with 64, which these images have.
     with Image.open(dataset_of(test).paths[0]) as image:
         assert alike(dataset_of(test)[0][0], compose()(image.crop((4, 4, 60, 60))))
+
+
+def write_plain(folder: Path, counts: dict[str, int]) -> None:
+    """A folder for each class, and nothing above."""
+    for label, (name, count) in enumerate(counts.items()):
+        for index in range(count):
+            save(folder / name / f"{index}.jpg", picture(label, (40, 32), np.random.default_rng(index)))
+
+
+def test_folders_of_classes_alone_are_split(tmp_path: Path) -> None:
+    write_plain(tmp_path, {"cat": 10, "dog": 5, "eel": 2})
+    (tmp_path / "notes.txt").write_text("")
+    train, test = class_folders(tmp_path, batch_size=4, size=28)
+    assert train.classes == test.classes == ["cat", "dog", "eel"]
+    assert Counter(dataset_of(train).targets) == {0: 8, 1: 4, 2: 1}
+    assert Counter(dataset_of(test).targets) == {0: 2, 1: 1, 2: 1}
+    assert not set(train.paths) & set(test.paths)
+    assert len({*train.paths, *test.paths}) == 17
+    assert (train.shuffle, test.shuffle) == (True, False)
+    check_colours(test)
+    once, again = (torch.cat([images for images, _ in test]) for _ in range(2))
+    assert torch.equal(once, again)
+    assert once.shape == (4, 3, 28, 28)
+
+
+def test_images_are_held_out_of_those_for_training(tmp_path: Path) -> None:
+    write_class_folders(tmp_path, per_class=8)
+    train, test = class_folders(tmp_path)
+    rest, held = train.hold_out(6)
+    assert Counter(dataset_of(held).targets) == {0: 2, 1: 2, 2: 2}
+    assert {*rest.paths, *held.paths} == set(train.paths)
+    assert not {*rest.paths, *held.paths} & set(test.paths)
+    assert len(rest.paths) == 18
+    assert (rest.crops, held.crops, held.shuffle) == (train.crops, test.crops, False)
+    with pytest.raises(InvalidSetting, match="without labels"):
+        images(tmp_path)[0].hold_out(2)
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [({"cat": 3, "dog": 1}, "dog.*one image"), ({"cat": 3}, "one folder, cat"), ({}, "no folders")],
+)
+def test_folders_of_classes_alone_that_cannot_be_split(tmp_path: Path, counts: dict[str, int], words: str) -> None:
+    write_plain(tmp_path, counts)
+    with pytest.raises(InvalidData, match=words):
+        class_folders(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_sizes_that_no_image_has(tmp_path: Path, size: int) -> None:
+    with pytest.raises(InvalidSetting, match=f"got {size}"):
+        class_folders(tmp_path, size=size)
 
 
 def test_test_may_be_the_name_and_may_have_fewer_classes(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import vgg
 
-from secateur.errors import InvalidData
+from secateur.errors import InvalidData, InvalidSetting
 from secateur.models.fcn import Fcn32s
 from secateur.models.resnet_cifar import CifarResNet, resnet20
 from secateur.models.vgg_cifar import CifarVgg, scaled
-from secateur.models.weights import load_weights_
+from secateur.models.weights import NewHead, load_weights_
 
 
 def disturb_(model: nn.Module) -> nn.Module:
@@ -165,3 +165,82 @@ def test_files_that_do_not_fit(tmp_path, monkeypatch, case):
         assert (caught.value.got, caught.value.wanted) == ("32x3x3x3", "16x3x3x3")
     assert not (tmp_path / "sprung").exists()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+# Weights for other classes
+
+
+def classifier(classes: int, hidden: int = 4) -> nn.Module:
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, hidden, 3), nn.BatchNorm2d(hidden)), nn.Flatten(), nn.Linear(hidden, classes)
+    )
+
+
+@pytest.mark.parametrize("if_needed", [False, True])
+def test_a_new_classifier(tmp_path, if_needed):
+    trained, model = disturb_(classifier(10)), classifier(3)
+    torch.save(trained.state_dict(), tmp_path / "weights.pth")
+    own = model[2].weight.clone()  # pyright: ignore
+    head = load_weights_(model, tmp_path / "weights.pth", new_head="2", if_needed=if_needed)
+    assert head == NewHead("2", classes=3, before=10)
+    assert "2 is made anew" in str(head)
+    state, given = model.state_dict(), trained.state_dict()
+    assert torch.equal(state["2.weight"], own)
+    assert all(torch.equal(state[name], given[name]) for name in state if not name.startswith("2."))
+
+
+def test_a_classifier_that_fits_is_made_anew_only_on_request(tmp_path):
+    trained = disturb_(classifier(3))
+    torch.save(trained.state_dict(), tmp_path / "weights.pth")
+    model = classifier(3)
+    assert load_weights_(model, tmp_path / "weights.pth", new_head="2", if_needed=True) is None
+    assert torch.equal(model[2].weight, trained[2].weight)  # pyright: ignore
+    model = classifier(3)
+    own = model[2].weight.clone()  # pyright: ignore
+    assert load_weights_(model, tmp_path / "weights.pth", new_head="2") == NewHead("2", classes=3, before=3)
+    assert torch.equal(model[2].weight, own)  # pyright: ignore
+
+
+def test_a_file_without_a_classifier(tmp_path):
+    trained = disturb_(classifier(10))
+    torch.save({n: t for n, t in trained.state_dict().items() if not n.startswith("2.")}, tmp_path / "weights.pth")
+    assert load_weights_(classifier(3), tmp_path / "weights.pth", new_head="2") == NewHead("2", classes=3, before=None)
+    with pytest.raises(InvalidData, match=r"has no 2\.bias"):
+        load_weights_(classifier(3), tmp_path / "weights.pth", new_head="2", if_needed=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda state: state | {"2.weight": torch.zeros(10, 5)}, r"2\.weight .* got 10x5, wanted 3x4"),
+        (lambda state: state | {"2.bias": torch.zeros(9)}, r"2\.weight .* got 10x4, wanted 3x4"),
+        (lambda state: state | {"2.bias": torch.zeros(10, 1)}, r"2\.weight .* got 10x4, wanted 3x4"),
+        (lambda state: state | {"0.0.bias": torch.zeros(10)}, r"0\.0\.bias .* got 10, wanted 4"),
+        (lambda state: state | {"0.0.weight": torch.zeros(5, 3, 3, 3)}, r"0\.0\.weight .* got 5x3x3x3"),
+        (lambda state: state | {"3.bias": torch.zeros(3)}, r"has '3\.bias'"),
+    ],
+)
+def test_whatever_else_does_not_fit_is_refused(tmp_path, change, words):
+    torch.save(change(classifier(10).state_dict()), tmp_path / "weights.pth")
+    model = classifier(3)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(InvalidData, match=words):
+        load_weights_(model, tmp_path / "weights.pth", new_head="2", if_needed=True)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_two_classifiers_are_not_made_anew(tmp_path):
+    class Two(nn.Module):
+        def __init__(self, classes: int) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, classes), nn.Linear(4, classes)
+
+    torch.save(Two(10).state_dict(), tmp_path / "weights.pth")
+    with pytest.raises(InvalidData, match=r"got 10x4, wanted 3x4"):
+        load_weights_(Two(3), tmp_path / "weights.pth", new_head="second", if_needed=True)
+
+
+def test_a_new_classifier_that_does_not_exist(tmp_path):
+    torch.save(classifier(10).state_dict(), tmp_path / "weights.pth")
+    with pytest.raises(InvalidSetting, match="'4'"):
+        load_weights_(classifier(3), tmp_path / "weights.pth", new_head="4")

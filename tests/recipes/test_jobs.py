@@ -252,8 +252,31 @@ def test_a_mistake_is_named(recipe: str, values: dict[str, Any], kind: type[Exce
     assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["hold_out", "erase"])
-def test_what_is_for_datasets_in_memory(tmp_path: Path, name: str) -> None:
+def test_erasing_is_for_datasets_in_memory(tmp_path: Path) -> None:
     miniature_images.write_class_folders(tmp_path, num_classes=2, per_class=2)
-    with pytest.raises(InvalidSetting, match=name):
-        built("torchvision:resnet18@class_folders", tmp_path, **{name: 1})
+    with pytest.raises(InvalidSetting, match="erase"):
+        built("torchvision:resnet18@class_folders", tmp_path, erase=1)
+
+
+def test_holding_out_is_for_images_with_a_class(tmp_path: Path) -> None:
+    miniature_images.write_camvid(tmp_path)
+    with pytest.raises(InvalidSetting, match="hold_out"):
+        built("fcn32s@camvid", tmp_path, hold_out=1)
+
+
+def test_photographs_of_a_size_and_some_held_out(tmp_path: Path) -> None:
+    miniature_images.write_class_folders(tmp_path, num_classes=2, per_class=4)
+    job = built("own_networks:plain@class_folders", tmp_path, image_size=32, hold_out=2)
+    assert job.example.shape == (1, 3, 32, 32)
+    assert {images.shape[1:] for images, _ in batches(job)} == {(3, 32, 32)}
+    assert job.files is not None
+    assert [len(job.files[part]) for part in ("train", "test")] == [6, 2]
+    assert len(looked_at(job)) == 2
+    assert built("own_networks:plain@class_folders", tmp_path).files is None
+
+
+def test_sizes_that_cannot_be_chosen(cifar: Path) -> None:
+    with pytest.raises(InvalidSetting, match=r"CIFAR-10.*got 64"):
+        built("resnet20@cifar10", cifar, image_size=64)
+    with pytest.raises(InvalidSetting, match="image_size"):
+        built("own_networks:job", image_size=64)

@@ -33,6 +33,7 @@ def commands() -> dict[str, Any]:
     from secateur.cli.demo import Demo
     from secateur.cli.export import Bench, Export
     from secateur.cli.look import Evaluate, Recipes, Structure
+    from secateur.cli.predict import Predict
     from secateur.cli.prune import Continue, Prune, Resume
     from secateur.cli.repair import Repair
     from secateur.cli.report import Report
@@ -49,6 +50,7 @@ def commands() -> dict[str, Any]:
         "resume": Resume,
         "repair": Repair,
         "evaluate": Evaluate,
+        "predict": Predict,
         "structure": Structure,
         "report": Report,
         "export": Export,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -34,7 +35,7 @@ class Export:
     """A run or its result; a network's name; or NETWORK=FILE with weights; for INT8, also NETWORK@DATASET=FILE."""
 
     onnx: Path | None = None
-    """Write ONNX, for batches of any size; it is run in onnxruntime once."""
+    """Write ONNX, for batches of any size, with class names and preprocessing; it is run in onnxruntime once."""
 
     openvino: Path | None = None
     """Write OpenVINO's .xml file and the .bin file beside it, or both into a folder, for batches of any size."""
@@ -84,10 +85,12 @@ class Export:
         if self.int8:
             return self._run_int8(self.onnx)
         from secateur.results import export, runtimes
+        from secateur.results.load import about
         from secateur.results.network import check_runs, open_network
 
+        metadata = about(self.network).metadata if Path(self.network).is_dir() else {}
         kinds = {
-            "onnx": (self.onnx, export.export_onnx),
+            "onnx": (self.onnx, partial(export.export_onnx, metadata=metadata)),
             "openvino": (self.openvino, runtimes.export_openvino),
             "ncnn": (self.ncnn, runtimes.export_ncnn),
             "executorch": (self.executorch, runtimes.export_executorch),
@@ -128,6 +131,7 @@ class Export:
 
     def _run_int8(self, path: Path | None) -> str:
         from secateur.recipes.starts import open_network
+        from secateur.results.load import About
         from secateur.results.quantize import export_int8
 
         others = (self.openvino, self.ncnn, self.executorch, self.pt2, self.torchscript, self.state_dict)
@@ -141,7 +145,8 @@ class Export:
         with waiting(f"quantising {self.network}") as say:
             job = open_network(order, find_device("cpu"))
             options = {"images": self.int8_images, "method": self.int8_method, "skip": self.int8_skip}
-            found = export_int8(job.model, job.example, job.task, path, say=say, **options)
+            told = About(classes=job.classes, preprocessing=job.preprocessing)
+            found = export_int8(job.model, job.example, job.task, path, say=say, metadata=told.metadata, **options)
         if self.output.json:
             return to_json({"path": str(path), **found.to_dict()})
         return f"{found}\nonnx in INT8: {path}"
@@ -154,7 +159,7 @@ class Export:
 
             order = read_run(folder).order
             data = order.data if self.data is None else str(self.data.absolute())
-            return replace(order, data=data, weights=str(folder), fresh=False)
+            return replace(order, data=data, weights=str(folder), fresh=False, new_head=None)
         name, equals, weights = self.network.partition("=")
         if folder.is_dir() or not (is_recipe(name) or ":" in name):
             remedy = "Name a run, or a recipe or NETWORK@DATASET with weights, as resnet56@cifar10=baseline.pth"

@@ -63,7 +63,9 @@ class Recipes:
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
-    return {**asdict(recipe), "training": recipe.training.to_dict(), "pruning": recipe.pruning.to_dict()}
+    transfer = recipe.transfer.to_dict() if recipe.transfer is not None else None
+    settings = {"training": recipe.training.to_dict(), "transfer": transfer, "pruning": recipe.pruning.to_dict()}
+    return {**asdict(recipe), **settings}
 
 
 def _whole(name: str, recipe: Recipe) -> str:
@@ -73,15 +75,18 @@ def _whole(name: str, recipe: Recipe) -> str:
     options = "".join(f", {key}={value}" for key, value in recipe.options.items())
     default = TickTock.of(keep_macs=1.0).to_dict()
     erased = f", squares of {recipe.erase} pixels erased" if recipe.erase else ""
-    training = recipe.training.to_dict().items()
+    training = recipe.training.to_dict()
+    transfer = recipe.transfer.to_dict() if recipe.transfer is not None else training
+    from_weights = [f"  {key} = {value}" for key, value in transfer.items() if value != training[key]]
     pruning = [(key, value) for key, value in recipe.pruning.to_dict().items() if value != default[key]]
     return "\n".join(
         [
             f"{name}: {recipe.network}{options}, batches of {recipe.batch_size}{erased}",
             "",
             "trained with",
-            *(f"  {key} = {value}" for key, value in training),
+            *(f"  {key} = {value}" for key, value in training.items()),
             "",
+            *(["trained from given weights with the same, except", *from_weights, ""] if from_weights else []),
             "pruned with the defaults, except",
             *(f"  {key} = {value}" for key, value in pruning),
             "",

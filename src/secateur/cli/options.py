@@ -27,6 +27,9 @@ class Source:
     batch_size: int | None = None
     """Images in a batch, instead of the recipe's number."""
 
+    image_size: int | None = None
+    """Pixels a side that the network sees, for your own photographs."""
+
     erase: int | None = None
     """Side of a square to erase in every training image, for datasets in memory: 8 is good for CIFAR, 0 is none."""
 
@@ -49,6 +52,7 @@ class Source:
             recipe=recipe,
             data=str(self.data.absolute()) if self.data is not None else None,
             batch_size=self.batch_size,
+            image_size=self.image_size,
             erase=self.erase,
             width=self.width,
             hold_out=self.hold_out,

@@ -20,8 +20,8 @@ from secateur.training.engine import Engine
 class Prune:
     """Prune a network by Tick-Tock and fine-tune it. The run lives in a folder: stop it with Ctrl-C, resume it later.
 
-    A recipe is trained first if there are no --weights. `secateur prune RECIPE --help` shows the settings of that
-    recipe.
+    A recipe is trained first if there are no --weights, or if they are for other classes. `secateur prune RECIPE
+    --help` shows the settings of that recipe.
 
     examples:
       secateur prune digits --keep-macs 0.4 --out runs/digits
@@ -37,6 +37,9 @@ class Prune:
 
     weights: Path | None = None
     """The trained network: a run of secateur train, or a file with a state dict."""
+
+    new_head: str | None = None
+    """The classifier to make anew, as fc, where the weights are for other classes: found for torchvision and timm."""
 
     no_train: Switch = False
     """Do not train: remove in small steps, and re-fit what is left after each. Needs few images, and no labels."""
@@ -56,7 +59,8 @@ class Prune:
     def run(self) -> str:
         from secateur.recipes.work import RunConfig
 
-        order = self.source.order(self.recipe, self.weights, epochs_scale=self.epochs_scale)
+        values = {"epochs_scale": self.epochs_scale, "new_head": self.new_head}
+        order = self.source.order(self.recipe, self.weights, **values)
         default, values = default_pruning(self.recipe), typed(self.settings)
         settings = default.but(**values) if default is not None else TickTock.of(**values)
         if self.no_train:

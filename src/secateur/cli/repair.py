@@ -102,7 +102,7 @@ class Repair:
                 what, remedy="Of --weights, --plan and the flags for data and network, use --data only"
             )
         data = self.source.order(order.recipe).data if self.source.data is not None else order.data
-        return replace(order, data=data, weights=str(folder), fresh=False)
+        return replace(order, data=data, weights=str(folder), fresh=False, new_head=None)
 
 
 def _table(networks: dict[str, dict[str, Any]]) -> str:

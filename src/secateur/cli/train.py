@@ -12,7 +12,7 @@ from secateur.cli.runs import start
 from secateur.errors import InvalidSetting
 from secateur.recipes.experiments import doubled
 from secateur.recipes.paper import find_recipe, is_recipe
-from secateur.recipes.recipe import from_scratch, scaled
+from secateur.recipes.recipe import from_scratch, scaled, transfer
 from secateur.training.engine import Engine
 from secateur.training.settings import Training
 
@@ -22,11 +22,13 @@ class Train:
     """Train a network: from random weights, from given ones, or in the shape of a pruned or narrower network.
 
     Defaults are those of the recipe, as `secateur train RECIPE --help` shows them. A pruned network is trained as the
-    recipe fine-tunes, unless flags say otherwise.
+    recipe fine-tunes, unless flags say otherwise. NETWORK@DATASET with weights is trained for 25 epochs. If the weights
+    are for other classes, the classifier of a network of torchvision or timm is made anew.
 
     examples:
       secateur train resnet56-cifar10 --data cifar --out runs/baseline
       secateur train vgg16m-cub200 --data CUB --weights vgg16_bn.pth --precision bf16 --channels-last
+      secateur train timm:mobilenetv3_small_100@class_folders --data photos --weights imagenet.safetensors
       secateur train resnet56-cifar10 --data cifar --weights runs/pruned --epochs 100 --distill 0.9
       secateur train vgg16m-cifar100 --data cifar --shape-of runs/pruned
       secateur train vgg16m-cifar100 --data cifar --narrow-to 0.25
@@ -37,6 +39,9 @@ class Train:
 
     weights: Path | None = None
     """Start from these weights: a run, a result, or a file with a state dict. A pruned network is fine-tuned."""
+
+    new_head: str | None = None
+    """The classifier to make anew, as fc, where the weights are for other classes: found for torchvision and timm."""
 
     shape_of: Path | None = None
     """Train the shape of this pruned network from random weights, by default for twice the recipe's epochs."""
@@ -63,7 +68,8 @@ class Train:
         given = {"--weights": self.weights, "--shape-of": self.shape_of, "--narrow-to": self.narrow_to}
         if len(names := [name for name, value in given.items() if value is not None]) > 1:
             raise InvalidSetting("these do not go together", got=" and ".join(names))
-        order = self.source.order(self.recipe, self.weights or self.shape_of, fresh=self.shape_of is not None)
+        values = {"fresh": self.shape_of is not None, "new_head": self.new_head}
+        order = self.source.order(self.recipe, self.weights or self.shape_of, **values)
         settings = scaled(self.schedule().but(**typed(self.settings)), self.epochs_scale)
         engine = Engine.of(**typed(self.engine))
         self.output.check_new()
@@ -79,6 +85,10 @@ class Train:
             if find_source(str(self.weights)).plan is not None:
                 pruning = default_pruning(self.recipe)
                 return Training(schedule=pruning.finetune, learning=pruning.learning) if pruning else Training()
+            if is_recipe(self.recipe) and (training := find_recipe(self.recipe).transfer) is not None:
+                return training
+            if self.new_head is not None:
+                return transfer()
         training = default_training(self.recipe)
         return doubled(training) if self.shape_of is not None or self.narrow_to is not None else training
 

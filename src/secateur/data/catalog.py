@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from secateur.errors import InvalidData, unknown_name
+from secateur.errors import InvalidData, InvalidSetting, unknown_name
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,26 @@ class Dataset:
     labelled: bool = True
     """Whether a batch is images and labels; otherwise it is images alone."""
 
-    def load(self, folder: str | Path | None, batch_size: int | None = None) -> tuple[Iterable[Any], Iterable[Any]]:
-        """Batches for training, and batches for testing."""
+    def load(
+        self, folder: str | Path | None, batch_size: int | None = None, size: int | None = None
+    ) -> tuple[Iterable[Any], Iterable[Any]]:
+        """Batches for training, and batches for testing.
+
+        size: of the images, in pixels, for datasets of which it can be chosen.
+        """
         if not self.folder and folder is not None:
             raise InvalidData(f"{self.summary} need no folder", got=folder, remedy="Leave it out")
         module, function = self._home()
         read = getattr(module, function)
         batch_size = self.batch_size if batch_size is None else batch_size
+        sizes = {} if size is None else {"size": size}
+        if sizes and "size" not in signature(read).parameters:
+            raise InvalidSetting(f"the size of images cannot be chosen for {self.summary}", got=size)
         if not self.folder:
             return read(batch_size)
         if folder is None:
             raise InvalidData(f"{self.summary} is read from a folder", remedy="Name the folder")
-        return read(Path(folder), batch_size)
+        return read(Path(folder), batch_size, **sizes)
 
     def describe(self) -> str:
         """How its folder looks."""

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from secateur.data.layout import Layout
+from secateur.data.layout import Layout, names_in
 from secateur.data.matlab import read_mat
 from secateur.data.photos import Photos, photos
+from secateur.data.split import draw_share
 from secateur.data.views import Crops
+from secateur.errors import InvalidSetting
 from secateur.words import counted
 
 CLASS_FOLDERS = Layout(
@@ -21,7 +23,9 @@ train/
   dog/
 val/          or test/; the same classes, or some of them
   cat/
-  dog/""",
+  dog/
+cat/          or, without train and val, the folders of the classes alone:
+dog/          a fifth of each class, which a seed decides, is for testing""",
     "your own images",
 )
 
@@ -70,19 +74,32 @@ tiny-imagenet-200/
 
 def class_folders(folder: str | Path, batch_size: int = 64, size: int = 224) -> tuple[Photos, Photos]:
     """A user's own images; classes are numbered in the order of their names."""
-    folder, resized = Path(folder), round(size * 256 / 224)
-    classes = _classes(folder / "train", CLASS_FOLDERS)
-    train = _labelled(((folder / "train" / name, i) for i, name in enumerate(classes)), CLASS_FOLDERS)
-    test = _test_folders(CLASS_FOLDERS.find(folder, "val", "test"), classes, CLASS_FOLDERS)
-    return photos(train, test, CLASS_FOLDERS, Crops(size, resized), batch_size)
+    folder, crops = Path(folder), _crops(size)
+    if not names_in(folder).isdisjoint(("train", "val", "test")):
+        classes = _classes(folder / "train", CLASS_FOLDERS)
+        train = _labelled(((folder / "train" / name, i) for i, name in enumerate(classes)), CLASS_FOLDERS)
+        test = _test_folders(CLASS_FOLDERS.find(folder, "val", "test"), classes, CLASS_FOLDERS)
+        parts = photos(train, test, CLASS_FOLDERS, crops, batch_size)
+    else:
+        classes = _classes(folder, CLASS_FOLDERS)
+        if len(classes) == 1:
+            raise CLASS_FOLDERS.damaged(folder, f"one folder, {classes[0]}", "a folder for each of two classes or more")
+        paths, targets = _labelled(((folder / name, i) for i, name in enumerate(classes)), CLASS_FOLDERS)
+        for number, name in enumerate(classes):
+            if targets.count(number) == 1:
+                raise CLASS_FOLDERS.damaged(folder / name, "one image", "two or more, one of them to test on")
+        every = Photos(paths, targets, CLASS_FOLDERS, replace(crops, random=True), batch_size, shuffle=True)
+        parts = every.parted(draw_share(paths, targets))
+    train, test = (replace(part, classes=classes) for part in parts)
+    return train, test
 
 
-def images(folder: str | Path, batch_size: int = 64) -> tuple[Photos, Photos]:
+def images(folder: str | Path, batch_size: int = 64, size: int = 224) -> tuple[Photos, Photos]:
     """A user's own images without labels: the same ones shuffled, and in the order of their paths.
 
-    They are resized to 256x256 and cropped to the 224x224 in the middle.
+    They are resized to 8/7 of that size, 256x256 for 224, and cropped to the middle.
     """
-    found = Photos(IMAGES.images_below(Path(folder)), None, IMAGES, Crops(), batch_size)
+    found = Photos(IMAGES.images_below(Path(folder)), None, IMAGES, _crops(size), batch_size)
     return replace(found, shuffle=True), found
 
 
@@ -114,6 +131,12 @@ def tiny_imagenet(folder: str | Path, batch_size: int = 128) -> tuple[Photos, Ph
     train = _labelled(((folder / "train" / name / "images", i) for i, name in enumerate(classes)), TINY_IMAGENET)
     test = _annotated(folder / "val", classes)
     return photos(train, test, TINY_IMAGENET, Crops(64, 64, padding=4), batch_size)
+
+
+def _crops(size: int) -> Crops:
+    if size < 1:
+        raise InvalidSetting("the size of images is out of range", got=size, wanted="1 pixel or more")
+    return Crops(size, round(size * 256 / 224))
 
 
 def _classes(folder: Path, layout: Layout) -> list[str]:

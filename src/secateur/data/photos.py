@@ -18,6 +18,7 @@ from torch import Tensor
 from secateur.data.decode import gpu_decoder, read_photo, torchvision_decodes
 from secateur.data.gpu_reader import GpuReader
 from secateur.data.layout import Layout
+from secateur.data.split import draw_count
 from secateur.data.views import Crops, Part, ResizedCrops, render, to_device
 from secateur.data.workers import in_workers, num_workers
 from secateur.errors import InvalidSetting
@@ -46,6 +47,13 @@ class Photos:
     shuffle: bool = False
     boxes: list[Box] | None = None
     """Each image is cropped to its box first."""
+    classes: list[str] | None = None
+    """The name of each class, where they have names."""
+    drawn: bool = False
+    """Whether a draw decided which images are for training."""
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    """Of each colour, from 0 to 1, for normalization."""
     workers: int | None = None
     """Processes that decode, or read for a GPU that does; None for up to 8 if there is much data."""
     device: torch.device = torch.device("cpu")
@@ -82,10 +90,24 @@ class Photos:
         if per_class is not None and labels is None:
             raise InvalidSetting("images without labels have no classes", remedy="Use a fraction instead")
         drawn = choose(len(self.paths), labels, fraction, per_class, generator)
-        chosen = (drawn if per_class else without_single(drawn, self.batch_size)).tolist()
+        chosen = drawn if per_class else without_single(drawn, self.batch_size)
+        return replace(self._take(chosen.tolist()), shuffle=True)
+
+    def hold_out(self, count: int) -> tuple[Photos, Photos]:
+        """The rest, and so many images, of each class in proportion, in the view of a test."""
+        if self.targets is None:
+            raise InvalidSetting("images without labels cannot be held out", remedy="Leave out hold_out")
+        return self.parted(draw_count(self.paths, self.targets, count))
+
+    def parted(self, held: list[int]) -> tuple[Photos, Photos]:
+        """The images but these, and these in the view of a test."""
+        rest = sorted(set(range(len(self.paths))) - set(held))
+        train, test = (replace(self._take(places), drawn=True) for places in (rest, held))
+        return train, replace(test.unaugmented(), shuffle=False)
+
+    def _take(self, places: list[int]) -> Photos:
         lists = {name: getattr(self, name) for name in ("paths", "targets", "boxes")}
-        parts = {name: [items[i] for i in chosen] for name, items in lists.items() if items is not None}
-        return replace(self, shuffle=True, **parts)
+        return replace(self, **{name: [items[i] for i in places] for name, items in lists.items() if items is not None})
 
     @property
     def num_workers(self) -> int:
@@ -202,7 +224,7 @@ def _views(photos: Photos, batch: Batch, memory: Tensor) -> int:
 
 def _normalization(photos: Photos) -> Any:
     """From bytes to the network's input."""
-    mean, std = (255 * torch.tensor(numbers, device=photos.device) for numbers in (IMAGENET_MEAN, IMAGENET_STD))
+    mean, std = (255 * torch.tensor(numbers, device=photos.device) for numbers in (photos.mean, photos.std))
     mean, scale = mean[:, None, None], 1 / std[:, None, None]
     layout = torch.channels_last if photos.channels_last else torch.contiguous_format
 

@@ -74,7 +74,12 @@ def check_callable(builder: Any, name: str, **options: Any) -> None:
 
 def is_known(name: str) -> bool:
     """Whether the name is of a network that comes with Secateur, torchvision or timm, and not of anybody's code."""
-    return name in BUILT_IN or name.startswith(("torchvision:", "timm:"))
+    return name in BUILT_IN or is_of_library(name)
+
+
+def is_of_library(name: str) -> bool:
+    """Whether the name is of a network of torchvision or timm."""
+    return name.startswith(("torchvision:", "timm:"))
 
 
 def example_for(model: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor | tuple[list[Tensor]]:
@@ -95,6 +100,13 @@ def input_size(model: nn.Module) -> tuple[int, ...] | None:
     """The size of images, without the batch, that the model names as its own."""
     config = getattr(model, "default_cfg", None) or {}  # timm's record of a network
     return getattr(model, "input_size", None) or config.get("input_size")
+
+
+def normalization(model: nn.Module) -> dict[str, tuple[float, ...]]:
+    """The mean and the deviation of colours that timm's record of a network names, if it has one."""
+    config = getattr(model, "default_cfg", None) or {}
+    found = {name: tuple(config.get(name) or ()) for name in ("mean", "std")}
+    return found if all(len(numbers) == 3 for numbers in found.values()) else {}
 
 
 def _is_detector(model: nn.Module) -> bool:

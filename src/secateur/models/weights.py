@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +13,52 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from secateur.channels.shrink import tensors_of
-from secateur.errors import InvalidData
+from secateur.errors import InvalidData, unknown_name
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training programs put the weights."""
 
 
+SAME_CLASSES = "Give weights of the same widths, trained for the same classes"
+
+
+@dataclass(frozen=True)
+class NewHead:
+    """A classifier whose weights are not those of the file."""
+
+    layer: str
+    classes: int
+    before: int | None
+    """The classes that the file has; None if it has no such layer."""
+
+    def __str__(self) -> str:
+        file = f"{self.before} classes" if self.before is not None else "no such layer"
+        return f"{self.layer} is made anew, with random weights: {self.classes} classes, where the file has {file}"
+
+
 @torch.no_grad()
-def load_weights_(model: nn.Module, path: str | Path, *, exact: bool = False) -> None:
+def load_weights_(
+    model: nn.Module, path: str | Path, *, exact: bool = False, new_head: str | None = None, if_needed: bool = False
+) -> NewHead | None:
     """Give the model the weights in a file. If anything is wrong, the model stays as it is.
 
     exact: the file is of a result. It must hold every parameter and buffer of the model and nothing else; the model,
         which may be on the meta device, takes on its precision. Otherwise the file is anybody's state dict: a
         .safetensors file, or one of torch.save. A network with a method `adapt(state)` translates names of others: our
         ResNets those of the Gate Decorator paper's authors, VGG-16-M and FCN-32s torchvision's vgg16_bn and vgg16.
+    new_head: the name of the classifier. It stays as it is, and what the file has for it is ignored.
+    if_needed: do so only if the classifier of the file has another number of classes, and differs in nothing else.
     """
     path = Path(path)
     if not path.is_file():
         raise InvalidData(f"there is no file {path}")
     if not exact:
-        state = _read_state(model, path)
+        state, head = _read_state(model, path, new_head, if_needed)
         _check_values(model, state, path)
-        model.load_state_dict({**model.state_dict(), **state})  # with extra state that is not a tensor
-        return
+        whole = model.state_dict()  # with extra state that is not a tensor, and versions that MNASNet asks for
+        whole.update(state)
+        model.load_state_dict(whole)
+        return head
     own = tensors_of(model)
     state = _read_exactly(model, own, path)
     _check_precision(own, state, path)
@@ -58,8 +82,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return {str(name).replace("_orig_mod.", "").removeprefix("module."): tensor for name, tensor in found.items()}
 
 
-def _read_state(model: nn.Module, path: Path) -> dict[str, Tensor]:
-    """Anybody's state dict, made to fit the model's names."""
+def _read_state(
+    model: nn.Module, path: Path, new_head: str | None, if_needed: bool
+) -> tuple[dict[str, Tensor], NewHead | None]:
+    """Anybody's state dict, made to fit the model's names, and the classifier that is not taken from it."""
     state = read_weights(path)
     if hasattr(model, "adapt"):
         try:
@@ -76,8 +102,33 @@ def _read_state(model: nn.Module, path: Path) -> dict[str, Tensor]:
         # Old versions of torch did not count batches.
         if name not in state and name.endswith("num_batches_tracked"):
             state[name] = tensor
+    head = None
+    if new_head is not None and (not if_needed or _has_other_classes(own, state, new_head)):
+        state, head = _without_head(own, state, new_head)
     _check_shapes(model, own, {name: tuple(tensor.shape) for name, tensor in state.items()}, path)
-    return state
+    return state, head
+
+
+def _has_other_classes(own: dict[str, Tensor], state: dict[str, Tensor], layer: str) -> bool:
+    """Whether the tensors of the layer, and no others, differ in shape: in the first axis alone, all by the same."""
+    other = [name for name in own if name in state and own[name].shape != state[name].shape]
+    axes = {(own[name].shape[:1], state[name].shape[:1]) for name in other}
+    alike = all(own[name].shape[1:] == state[name].shape[1:] for name in other)
+    same_rank = all(own[name].dim() == state[name].dim() for name in other)
+    return len(axes) == 1 and alike and same_rank and all(name.rpartition(".")[0] == layer for name in other)
+
+
+def _without_head(own: dict[str, Tensor], state: dict[str, Tensor], layer: str) -> tuple[dict[str, Tensor], NewHead]:
+    """The state with the model's own tensors for that layer."""
+    inside = f"{layer}."
+    mine = {name: tensor for name, tensor in own.items() if name.startswith(inside)}
+    if not mine:
+        known = list(dict.fromkeys(name.rpartition(".")[0] for name in own))
+        raise unknown_name("layer with weights", layer, known[::-1])
+    last = [name for name, tensor in mine.items() if tensor.dim()][-1]
+    before = state[last].shape[0] if last in state and state[last].dim() else None
+    others = {name: tensor for name, tensor in state.items() if not name.startswith(inside)}
+    return {**others, **mine}, NewHead(layer, mine[last].shape[0], before)
 
 
 def _read_exactly(model: nn.Module, own: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
@@ -102,7 +153,7 @@ def _check_shapes(
         raise InvalidData(f"{path} has no {missing[0]}", wanted=f"weights of a {kind}")
     for name, tensor in own.items():
         if found[name] != tuple(tensor.shape):
-            remedy = "Give weights of the same widths, trained for the same classes"
+            remedy = SAME_CLASSES
             if path.name == "model.safetensors" and (path.parent / "plan.json").is_file():
                 remedy = f"It is of a pruned network: name its folder {path.parent}"
             got, wanted = ("x".join(map(str, shape)) or "a number" for shape in (found[name], tensor.shape))

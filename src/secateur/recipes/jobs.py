@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,8 +13,9 @@ from torch import nn
 from secateur.data.arrays import Arrays
 from secateur.data.catalog import Dataset, find_dataset
 from secateur.data.photos import Photos
+from secateur.data.preprocessing import Preprocessing
 from secateur.errors import InvalidData, InvalidModel, InvalidSetting, SecateurError
-from secateur.models.lookup import check_callable, find_builder, find_callable, find_model
+from secateur.models.lookup import check_callable, find_builder, find_callable, find_model, normalization
 from secateur.nested import map_tensors
 from secateur.randomness import seeded
 from secateur.recipes.experiments import EXPERIMENTS
@@ -32,6 +33,9 @@ class Job:
     network: how to build the model again: {"name": ..., "options": {...}} as `find_model` takes them; None where the
         user's own code has built it.
     maps: test images with a label for every pixel, for pictures of what the networks predict.
+    files: the images of each part, where a draw has parted them.
+    classes: the name of each class, in the order of the network's outputs.
+    preprocessing: what becomes of a photograph before the network sees it.
     """
 
     model: nn.Module
@@ -39,6 +43,9 @@ class Job:
     task: Task
     network: dict[str, Any] | None = None
     maps: Iterable[Any] | None = None
+    files: dict[str, list[str]] | None = None
+    classes: Sequence[str] | None = None
+    preprocessing: Preprocessing | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -47,6 +54,16 @@ class Job:
             kind = type(self.task).__name__
             wanted = "what secateur.classification, segmentation or Task makes"
             raise InvalidData("the task of a Job is wrong", got=kind, wanted=wanted)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a result tells of the network, as plain data."""
+        found: dict[str, Any] = {"network": self.network}
+        if self.classes is not None:
+            found["classes"] = list(self.classes)
+        if self.preprocessing is not None:
+            found["preprocessing"] = self.preprocessing.to_dict()
+        return found
 
     def to(self, device: torch.device) -> Job:
         moved = map_tensors(self.example, lambda tensor: tensor.to(device))
@@ -85,6 +102,12 @@ class Order:
     fresh: bool = False
     """Take only the shape of what it starts from; the weights are random."""
 
+    new_head: str | None = None
+    """The layer that is made anew, and not taken from those weights."""
+
+    image_size: int | None = None
+    """Pixels a side that the network sees, instead of the dataset's."""
+
     hold_out: int = 0
     """Train without this many of the training images, and test on them instead of the test images."""
 
@@ -96,13 +119,16 @@ class Order:
         object.__setattr__(self, "ignore", tuple(self.ignore))
         if not self.width > 0:
             raise InvalidSetting("width is out of range", got=self.width, wanted="a number above 0")
+        if self.new_head is not None and self.weights is None:
+            remedy = "Name the weights, or leave it out"
+            raise InvalidSetting("new_head is for a network with weights", got=self.new_head, remedy=remedy)
         if self.recipe in EXPERIMENTS:
             remedy = f"Reproduce it: secateur reproduce {self.recipe}"
             raise InvalidSetting(f"{self.recipe} is an experiment of several runs, not a recipe", remedy=remedy)
         if not self.is_own:
             find_recipe(self.recipe)
             return
-        unused = [name for name in ("data", "batch_size", "hold_out", "erase") if getattr(self, name)]
+        unused = [name for name in ("data", "batch_size", "image_size", "hold_out", "erase") if getattr(self, name)]
         if unused:
             what = f"{self.recipe} has data of its own, so that these have no effect"
             raise InvalidSetting(what, got=" and ".join(unused))
@@ -132,21 +158,26 @@ def build(order: Order, seed: int, device: torch.device, channels_last: bool = F
     recipe = find_recipe(order.recipe)
     dataset = find_dataset(recipe.data)
     find_builder(recipe.network)  # a wrong name is reported before data are read
-    train, test = dataset.load(order.data, recipe.batch_size if order.batch_size is None else order.batch_size)
-    erase = recipe.erase if order.erase is None else order.erase
-    if order.hold_out or erase:
+    batch_size = recipe.batch_size if order.batch_size is None else order.batch_size
+    train, test = dataset.load(order.data, batch_size, order.image_size)
+    if order.hold_out:
+        if not isinstance(train, Arrays | Photos):
+            raise InvalidSetting("hold_out needs images with a class each", got=dataset.summary)
+        train, test = train.hold_out(order.hold_out)
+    if erase := recipe.erase if order.erase is None else order.erase:
         if not isinstance(train, Arrays):
-            name = "hold_out" if order.hold_out else "erase"
-            raise InvalidSetting(f"{name} needs a dataset that is kept in memory", got=dataset.summary)
-        if order.hold_out:
-            train, test = train.hold_out(order.hold_out)
+            raise InvalidSetting("erase needs a dataset that is kept in memory", got=dataset.summary)
         train = replace(train, erase=erase)
     train, test = _on(device, train, channels_last), _on(device, test, channels_last)
     num_classes = (dataset.num_classes or _count_classes(train)) if dataset.labelled else None
     options = network_options(recipe, dataset, num_classes, order.width)
+    input_size = recipe.input_size or dataset.input_size
+    if order.image_size is not None:
+        input_size = (input_size[0], order.image_size, order.image_size)
     with seeded(seed):
         model = find_model(recipe.network, **options)
-        example = torch.randn(1, *(recipe.input_size or dataset.input_size))
+        example = torch.randn(1, *input_size)
+    train, test = (replace(d, **normalization(model)) if isinstance(d, Photos) else d for d in (train, test))
     if num_classes is None:
         task = unlabelled(train, test, whole=model)
     elif dataset.maps:
@@ -154,7 +185,12 @@ def build(order: Order, seed: int, device: torch.device, channels_last: bool = F
     else:
         task = classification(train, test, top5=recipe.top5)
     network = {"name": recipe.network, "options": options}
-    return Job(model.to(device), example.to(device), task, network, test if dataset.maps else None)
+    about: dict[str, Any] = {}
+    if isinstance(train, Photos) and isinstance(test, Photos):
+        about = {"classes": train.classes, "preprocessing": Preprocessing.of(test)}
+        if train.drawn:
+            about["files"] = {"train": train.paths, "test": test.paths}
+    return Job(model.to(device), example.to(device), task, network, test if dataset.maps else None, **about)
 
 
 def network_options(recipe: Recipe, dataset: Dataset, num_classes: int | None, width: float) -> dict[str, Any]:
@@ -207,5 +243,6 @@ def _on(device: torch.device, data: Any, channels_last: bool = False) -> Any:
 
 
 def _count_classes(train: Any) -> int:
-    labels = train.labels.tolist() if isinstance(train, Arrays) else train.targets
-    return max(labels) + 1
+    if isinstance(train, Arrays):
+        return int(train.labels.max()) + 1
+    return len(train.classes) if train.classes is not None else max(train.targets) + 1

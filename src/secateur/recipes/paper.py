@@ -12,7 +12,7 @@ from typing import Any
 
 from secateur.data.catalog import find_dataset
 from secateur.errors import unknown_name
-from secateur.recipes.recipe import Recipe, from_scratch
+from secateur.recipes.recipe import Recipe, from_scratch, of_photographs, transfer
 from secateur.runs.settings import TickTock
 
 RECIPES: dict[str, Callable[[], Recipe]] = {}
@@ -33,13 +33,17 @@ def is_recipe(name: str) -> bool:
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name, or NETWORK@DATASET for any network on any dataset with the paper's CIFAR settings."""
+    """The recipe of that name, or NETWORK@DATASET for any network on any dataset with the paper's CIFAR settings.
+
+    A user's own photographs have shorter ones.
+    """
     if name in RECIPES:
         return RECIPES[name]()
     network, at, data = name.partition("@")
     if not at:
         raise unknown_name("recipe", name, list(RECIPES))
-    return Recipe(network=network, data=data, batch_size=find_dataset(data).batch_size)
+    recipe = Recipe(network=network, data=data, batch_size=find_dataset(data).batch_size, transfer=transfer())
+    return recipe.but(pruning=of_photographs()) if data == "class_folders" else recipe
 
 
 def summary_of(name: str) -> str:

@@ -71,6 +71,8 @@ def repair_network(
     job = build(order, seed, device)
     graph = analyze(job.model, job.example, ignore=order.ignore, inexact=order.inexact)
     start = begin(job, graph, order, seed)
+    if start.new_head is not None:
+        raise InvalidSetting(f"repair does not train, and {start.new_head}", remedy="Train it first: secateur train")
     if start.whole is None:
         remedy = "Name the folder of the run that pruned it"
         raise InvalidSetting(f"repair needs the whole network, which {order.weights} lacks", remedy=remedy)
@@ -104,7 +106,7 @@ def repair_network(
     done = Repaired(result=result, plain=metrics[1], notes=notes)
     about = {
         "order": order.to_dict(),
-        "network": job.network,
+        **job.about,
         "input": shape_of(graph.input),
         "repair": {"images": images, "plan": str(plan) if plan is not None else None, "plain": done.plain},
     }

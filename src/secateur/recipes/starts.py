@@ -12,13 +12,14 @@ from secateur.channels.analyze import analyze
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import shrink
-from secateur.errors import InvalidSetting
+from secateur.errors import InvalidData, InvalidSetting
 from secateur.files import read_json
-from secateur.models.weights import load_weights_
+from secateur.models.lookup import is_of_library
+from secateur.models.weights import SAME_CLASSES, NewHead, load_weights_
 from secateur.randomness import seeded
 from secateur.recipes.controls import initialize_
 from secateur.recipes.jobs import Job, Order, build
-from secateur.results.load import find_result, read_plan
+from secateur.results.load import find_result, find_whole, read_plan
 from secateur.runs.record import ORIGINAL, START_PLAN, WHOLE
 
 
@@ -31,6 +32,8 @@ class Start:
     """What it keeps of the whole network."""
     whole: nn.Module | None
     """The whole network, if its weights are known."""
+    new_head: NewHead | None = None
+    """The classifier, if it has random weights and all else has given ones."""
 
 
 def open_network(order: Order, device: torch.device, seed: int = 0) -> Job:
@@ -43,7 +46,7 @@ def open_network(order: Order, device: torch.device, seed: int = 0) -> Job:
         source.fill_(job.model)
         return job
     graph = analyze(job.model, job.example, ignore=order.ignore, inexact=order.inexact)
-    start = begin(job, graph, replace(order, fresh=False), seed)
+    start = begin(job, graph, replace(order, fresh=False, new_head=None), seed)
     if start.whole is None and not job.task.labelled:
         remedy = "Name the folder of the run that pruned it"
         raise InvalidSetting(f"agreement needs the whole network, which {order.weights} lacks", remedy=remedy)
@@ -62,9 +65,12 @@ class Source:
     is_result: bool = False
     """Whether the weights are those of a result, and not of anybody's file."""
 
-    def fill_(self, model: nn.Module) -> None:
-        """Give the network, which is already cut, its weights."""
-        load_weights_(model, self.weights, exact=self.is_result)
+    def fill_(self, model: nn.Module, new_head: str | None = None, if_needed: bool = False) -> NewHead | None:
+        """Give the network, which is already cut, its weights; `new_head` and `if_needed` are for anybody's file."""
+        if self.is_result and new_head is not None and not if_needed:
+            remedy = "Name a file with weights"
+            raise InvalidSetting("a new classifier is not for the result of a run", got=self.weights, remedy=remedy)
+        return load_weights_(model, self.weights, exact=self.is_result, new_head=new_head, if_needed=if_needed)
 
 
 def find_source(name: str) -> Source:
@@ -79,19 +85,7 @@ def find_source(name: str) -> Source:
     saved = read_plan(plan)
     if not saved.groups and not saved.branches:
         return Source(weights, is_result=True)
-    return Source(weights, plan, _find_whole(folder), is_result=True)
-
-
-def _find_whole(result: Path) -> Path | None:
-    """The weights of the whole network that a run has pruned, or that its own start was pruned from.
-
-    A repaired network has them in the folder of its result.
-    """
-    if (result / WHOLE).is_file():
-        return result / WHOLE
-    run = result.parent
-    names = [WHOLE] if (run / START_PLAN).is_file() else ["retrain.safetensors", "baseline.safetensors", ORIGINAL]
-    return next((run / name for name in names if (run / name).is_file()), None)
+    return Source(weights, plan, find_whole(folder), is_result=True)
 
 
 def begin(job: Job, graph: ChannelGraph, order: Order, seed: int) -> Start:
@@ -101,9 +95,10 @@ def begin(job: Job, graph: ChannelGraph, order: Order, seed: int) -> Start:
     if source is None or source.plan is None:
         if order.fresh:
             raise InvalidSetting("there is no shape to take", got=order.weights, wanted="a pruned network")
-        if source is not None:
-            source.fill_(job.model)
-        return Start(job.model, whole, job.model)
+        head = _fill_whole_(job, graph, order, source) if source is not None else None
+        return Start(job.model, whole, job.model, head)
+    if order.new_head is not None:
+        raise InvalidSetting("a new classifier is not for a pruned network", got=order.weights)
     plan = plan_of(source.plan, graph, order)
     known = None
     if source.whole is not None:
@@ -116,6 +111,25 @@ def begin(job: Job, graph: ChannelGraph, order: Order, seed: int) -> Start:
     else:
         source.fill_(model)
     return Start(model, plan, known)
+
+
+def _fill_whole_(job: Job, graph: ChannelGraph, order: Order, source: Source) -> NewHead | None:
+    """Give the whole network its weights, but for a classifier of other classes, where that is known or named."""
+    layers = {name.rpartition(".")[0] for name in graph.final}
+    classifier = layers.pop() if len(layers) == 1 else None
+    if order.new_head is not None:
+        if not any(name.startswith(f"{order.new_head}.") for name in graph.final):
+            wanted = classifier or " or ".join(sorted(graph.final))
+            raise InvalidSetting("new_head is not the layer that gives the output", got=order.new_head, wanted=wanted)
+        return source.fill_(job.model, order.new_head)
+    if job.network is not None and is_of_library(job.network["name"]):
+        return source.fill_(job.model, classifier, if_needed=True)
+    try:
+        return source.fill_(job.model)
+    except InvalidData as error:
+        if error.remedy == SAME_CLASSES and classifier is not None:
+            error.remedy = f"{SAME_CLASSES}; or make the classifier anew, if only that differs: --new-head {classifier}"
+        raise
 
 
 def reopen(job: Job, graph: ChannelGraph, order: Order, folder: Path) -> Start:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,14 @@ import torch
 
 from secateur.channels.analyze import analyze
 from secateur.channels.example import Example
+from secateur.data.photos import Photos
 from secateur.errors import Diverged, Interrupted, InvalidData, InvalidSetting, MissingExtra
 from secateur.recipes import starts
+from secateur.recipes.duration import forecast
 from secateur.recipes.jobs import Job, Order, build
 from secateur.recipes.paper import find_recipe
-from secateur.recipes.recipe import scaled
+from secateur.recipes.recipe import scaled, transfer
+from secateur.recipes.split import SPLIT, check_split, keep_split
 from secateur.recipes.timing import TABLE, latency_table, time_left
 from secateur.results.artifact import save
 from secateur.results.bench import latency
@@ -68,7 +71,7 @@ def perform(
     if (out / "config.json").is_file() or not world.leads:
         continue_from = None
     with (
-        as_it_was(out, TABLE) if world.leads else nullcontext(),
+        as_it_was(out, TABLE, SPLIT) if world.leads else nullcontext(),
         continued(continue_from, out, settings) if continue_from is not None else nullcontext(),
     ):
         world.wait()
@@ -80,24 +83,30 @@ def perform(
             say(f"note: {note}")
         if resumes:
             start = starts.reopen(job, graph, order, out)
+            new_head = read_config(out).get("new_head")
+            if (out / SPLIT).is_file():
+                check_split(job, order, out)
         else:
             start = starts.begin(job, graph, order, settings.seed)
             _check_start(start, config)
+            new_head = asdict(start.new_head) if start.new_head is not None else None
+            if start.new_head is not None:
+                say(f"{order.weights}: {start.new_head}")
         about: dict[str, Any] = {
             "order": order.to_dict(),
-            "network": job.network,
+            **job.about,
             "input": shape_of(graph.input),
+            **({"new_head": new_head} if new_head else {}),
         }
         table = None
         if isinstance(settings, TickTock):
             if settings.needs_latency:
                 table = latency_table(job, settings, engine, out, say)
                 about["latency_table"] = table.where
-            baseline = None
-            if order.weights is None and not order.is_own:
-                baseline = scaled(find_recipe(order.recipe).training, order.epochs_scale).but(seed=settings.seed)
-                if not resumes:
-                    say(f"no weights are given: training {order.recipe} for {baseline.schedule.epochs} epochs first")
+            baseline = first_training(order, settings.seed, bool(new_head))
+            if baseline is not None and not resumes:
+                why = "the classifier is new" if new_head else "no weights are given"
+                say(f"{why}: training {order.recipe} for {baseline.schedule.epochs} epochs first")
             phases = pruning_phases(settings, table, baseline)
         else:
             phases = training_phases(settings)
@@ -114,6 +123,10 @@ def perform(
             compared={"order": order.compared()},
             progress=say,
         )
+        if world.leads and job.files is not None and not (out / SPLIT).is_file():
+            say(keep_split(job, order, out))
+    if not resumes and isinstance(job.task.train, Photos):
+        say(forecast(run, len(job.task.train.paths)))
     result = _finish(run, out, about, observer)
     if world.leads:
         _save(result, run, job, config, out, about, say)
@@ -122,10 +135,25 @@ def perform(
     return result
 
 
+def first_training(order: Order, seed: int, new_head: bool) -> Training | None:
+    """How the network is trained before it is pruned; None where it is trained already."""
+    if new_head:
+        training = transfer() if order.is_own else find_recipe(order.recipe).transfer
+    elif order.weights is None and not order.is_own:
+        training = None
+    else:
+        return None
+    training = training or find_recipe(order.recipe).training
+    return scaled(training, order.epochs_scale).but(seed=seed)
+
+
 def _check_start(start: starts.Start, config: RunConfig) -> None:
     if isinstance(config.settings, TickTock) and not bool(start.plan.kept.all()):
         remedy = "Continue from its run, or fine-tune it"
         raise InvalidSetting(f"{config.order.weights} is already pruned", remedy=remedy)
+    if isinstance(config.settings, TickTock) and not config.settings.trains and start.new_head is not None:
+        remedy = "Train it first: secateur train"
+        raise InvalidSetting(f"pruning without training needs a trained network, and {start.new_head}", remedy=remedy)
     if config.settings.learning.distill and start.whole is None:
         remedy = "Name the folder of the run that pruned it"
         raise InvalidSetting(f"distill needs the whole network, which {config.order.weights} lacks", remedy=remedy)

@@ -8,31 +8,48 @@ from typing import Any
 
 from secateur.channels.guard import check_extra_state
 from secateur.channels.shrink import tensors_of
+from secateur.data.preprocessing import Preprocessing
 from secateur.files import to_json, write_atomic, write_tensors
 from secateur.models.lookup import is_known
 from secateur.results.summary import summarize
 from secateur.runs.events import Result
+
+SHOWN = 50
+"""Names of classes in a card."""
 
 
 def save(result: Result, path: str | Path, **about: Any) -> Path:
     """Write the result into a folder: `plan.json`, `model.safetensors`, `history.jsonl`, `summary.json` and `card.md`.
 
     Each file appears whole or not at all; files of an earlier result in the folder are replaced. `about` is plain data
-    for the summary, such as where the network came from.
+    for the summary, such as where the network came from. Three of its names are read again: `network` (name and
+    options), `classes` (their names) and `preprocessing` (a `Preprocessing(...).to_dict()`).
     """
     folder = Path(path)
     check_extra_state(result.model)
     history = "".join(to_json(event.to_dict()) + "\n" for event in result.history)
     plan = {**result.plan.to_dict(), "network": about.get("network")}
+    text = card(result, about)
     (folder / "summary.json").unlink(missing_ok=True)
     write_tensors(folder / "model.safetensors", tensors_of(result.model))
     write_atomic(folder / "history.jsonl", history)
     write_atomic(folder / "plan.json", json.dumps(plan))
-    write_atomic(folder / "card.md", card(result, about))
+    write_atomic(folder / "card.md", text)
     # Last: a folder with a summary holds a whole result.
     summary = to_json(summarize(result, about), indent=2)
     write_atomic(folder / "summary.json", summary)
     return folder
+
+
+def _inputs(about: dict[str, Any]) -> str:
+    """The classes and the preprocessing, in words, as far as they are known."""
+    classes, preprocessing = about.get("classes"), about.get("preprocessing")
+    text = f"What an image goes through: {Preprocessing.from_dict(preprocessing)}.\n\n" if preprocessing else ""
+    if classes:
+        more = f" and {len(classes) - SHOWN} more, in summary.json" if len(classes) > SHOWN else ""
+        names = ", ".join(f"`{name}`" for name in classes[:SHOWN])
+        text += f"Classes, in the order of the outputs: {names}{more}.\n\n"
+    return text
 
 
 def card(result: Result, about: dict[str, Any]) -> str:
@@ -52,6 +69,7 @@ def card(result: Result, about: dict[str, Any]) -> str:
         before, after = taken["before"], taken["after"]
         where = f"latency in ms ({taken['device']}, batch {taken['batch']})"
         latency = f"| {where} | {1000 * before:.2f} | {1000 * after:.2f} | {after / before:.1%} |\n"
+    told = "\ntold = secateur.results.load.about(folder)  # told.classes, told.preprocessing" if _inputs(about) else ""
     return f"""# {type(result.model).__name__}, pruned by Secateur{whose}
 
 | | before | after | left |
@@ -62,12 +80,12 @@ def card(result: Result, about: dict[str, Any]) -> str:
 MACs are multiply-adds of convolutions, linear layers and other matrix products, for an input of
 {result.plan.graph.input}.
 
-To load it, with `folder` for where this card is:
+{_inputs(about)}To load it, with `folder` for where this card is:
 
 ```python
 import secateur
 
-model = {how}
+model = {how}{told}
 ```
 
 Settings:

@@ -7,7 +7,7 @@ import logging
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,11 @@ TOLERANCE = 1e-3
 """The largest difference, as a share of the largest output, that counts as rounding in single precision."""
 
 
-def export_onnx(model: nn.Module, example: Any, path: str | Path) -> float:
-    """Write ONNX for batches of any size, run it in onnxruntime, and return the largest difference."""
+def export_onnx(model: nn.Module, example: Any, path: str | Path, metadata: Mapping[str, str] | None = None) -> float:
+    """Write ONNX for batches of any size, run it in onnxruntime, and return the largest difference.
+
+    metadata: text by name for the file, such as the `metadata` of what `secateur.results.load.about` returns.
+    """
     import_extra("onnxscript", "export")
     import_extra("onnxruntime", "export")
     call = Example.of(example)
@@ -44,18 +47,19 @@ def export_onnx(model: nn.Module, example: Any, path: str | Path) -> float:
 
     def fill(target: Path) -> None:
         with quiet():
-            torch.onnx.export(
+            program = torch.onnx.export(
                 model,
                 call.batch(2).args,  # one would be taken for a constant
-                str(target),
                 kwargs=call.batch(2).kwargs,
                 dynamo=True,
                 dynamic_shapes=_any_batch(call),
                 input_names=["input"] if len(call.tensors) == 1 else None,
                 output_names=_names_of(output, model),
-                external_data=False,
                 verbose=False,
             )
+            assert program is not None
+            program.model.metadata_props.update(metadata or {})
+            program.save(str(target), external_data=False)
 
     return write_checked("ONNX", model, call, path, fill, open_onnx)
 

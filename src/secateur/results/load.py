@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ from torch import Tensor, nn
 from secateur.channels import plan as plans
 from secateur.channels.plan import SavedPlan
 from secateur.channels.shrink import cut_, tensors_of
+from secateur.data.preprocessing import Preprocessing
 from secateur.errors import InvalidData, InvalidModel, InvalidSetting
 from secateur.files import read_json
 from secateur.models.lookup import build_network, check_callable, find_callable, find_model, is_known
 from secateur.models.weights import load_weights_
+from secateur.runs.record import ORIGINAL, START_PLAN, WHOLE
 
 OPTIONS = {
     "num_classes": 10**6,
@@ -44,24 +48,82 @@ def load(path: str | Path, build: Callable[[], Any] | str | None = None) -> nn.M
 
 def load_with_example(path: str | Path, build: Callable[[], Any] | str | None = None) -> tuple[nn.Module, Any]:
     """The same, and the example of the job that `build` makes, or None."""
-    name = build if isinstance(build, str) else "build"
-    builder = find_callable(*build.split(":", 1)) if isinstance(build, str) and ":" in build else build
-    if builder is not None:
-        check_callable(builder, name)
     folder = find_result(Path(path))
     plan = read_plan(folder / "plan.json")
-    with torch.random.fork_rng(devices=[]):
-        if builder is not None:
-            # Not on the meta device, where constants of the user's own modules would stay without values.
-            model, example = build_network(builder, name)
-        else:
-            model, example = _build_named(plan.data, folder), None
+    model, example = _build(plan, folder, build)
     try:
         cut_(model, plan.cuts)
     except InvalidSetting as error:
         raise InvalidData(f"{folder / 'plan.json'} does not fit the network", got=error) from error
     load_weights_(model, folder / "model.safetensors", exact=True)
     return model.eval(), example
+
+
+def load_whole(path: str | Path, build: Callable[[], Any] | str | None = None) -> nn.Module | None:
+    """The network before it was pruned, if the folder of its run has it; the arguments are those of `load`."""
+    folder = find_result(Path(path))
+    plan, weights = read_plan(folder / "plan.json"), find_whole(folder)
+    if weights is None or not (plan.groups or plan.branches):
+        return None
+    model, _ = _build(plan, folder, build)
+    load_weights_(model, weights, exact=True)
+    return model.eval()
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a result tells beside the network."""
+
+    classes: Sequence[str] | None
+    """The name of each class, in the order of the network's outputs."""
+    preprocessing: Preprocessing | None
+    """What becomes of a photograph before the network sees it."""
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The same as text, for files that hold text by name: JSON."""
+        found: dict[str, Any] = {"classes": list(self.classes) if self.classes is not None else None}
+        if self.preprocessing is not None:
+            found["preprocessing"] = self.preprocessing.to_dict()
+        return {name: json.dumps(value) for name, value in found.items() if value is not None}
+
+
+def about(path: str | Path) -> About:
+    """The class names and the preprocessing of a result, as far as it has them."""
+    file = find_result(Path(path)) / "summary.json"
+    found = read_json(file) if file.is_file() else {}
+    classes, preprocessing = found.get("classes"), found.get("preprocessing")
+    if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+        raise InvalidData(f"{file} is damaged", got=f"classes {classes!r:.80}", wanted="names")
+    if preprocessing is not None:
+        if not isinstance(preprocessing, dict):
+            raise InvalidData(f"{file} is damaged", got=f"preprocessing {preprocessing!r:.80}", wanted="an object")
+        preprocessing = Preprocessing.from_dict(preprocessing)
+    return About(classes=tuple(classes) if classes is not None else None, preprocessing=preprocessing)
+
+
+def find_whole(result: Path) -> Path | None:
+    """The weights of the whole network that a run has pruned, or that its own start was pruned from.
+
+    A repaired network has them in the folder of its result.
+    """
+    if (result / WHOLE).is_file():
+        return result / WHOLE
+    run = result.parent
+    names = [WHOLE] if (run / START_PLAN).is_file() else ["retrain.safetensors", "baseline.safetensors", ORIGINAL]
+    return next((run / name for name in names if (run / name).is_file()), None)
+
+
+def _build(plan: SavedPlan, folder: Path, build: Callable[[], Any] | str | None) -> tuple[nn.Module, Any]:
+    """The whole network, with any weights, and the example of the job that `build` makes, or None."""
+    name = build if isinstance(build, str) else "build"
+    builder = find_callable(*build.split(":", 1)) if isinstance(build, str) and ":" in build else build
+    with torch.random.fork_rng(devices=[]):
+        if builder is None:
+            return _build_named(plan.data, folder), None
+        check_callable(builder, name)
+        # Not on the meta device, where constants of the user's own modules would stay without values.
+        return build_network(builder, name)
 
 
 def find_result(path: Path) -> Path:

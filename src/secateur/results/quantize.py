@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -93,6 +93,7 @@ def export_int8(
     method: Method = "minmax",
     skip: Sequence[str] = (),
     seed: int = 0,
+    metadata: Mapping[str, str] | None = None,
     say: Callable[[str], object] = lambda step: None,
 ) -> Quantized:
     """Write the network as ONNX in INT8, and compare it with the unquantised one in onnxruntime.
@@ -101,6 +102,7 @@ def export_int8(
 
     images: training images that choose the ranges of activations, without augmentation.
     skip: layers that stay in single precision: "first", "last".
+    metadata: as of `export_onnx`.
     """
     call = Example.of(example)
     with evaluating(model):
@@ -109,7 +111,7 @@ def export_int8(
     with TemporaryDirectory() as folder:
         whole, small = Path(folder) / "whole.onnx", Path(folder) / "small.onnx"
         say("onnx")
-        export_onnx(model, call, whole)
+        export_onnx(model, call, whole, metadata)
         say("calibrating")
         with seeded(seed):
             inputs = gather(unaugmented(reseed(task.train, seed)), call, images)

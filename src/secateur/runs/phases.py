@@ -25,6 +25,8 @@ from secateur.words import counted
 if TYPE_CHECKING:
     from secateur.runs.run import Run
 
+TRAIN_FIRST = "Pruning keeps what a network has learned: train it first, or give weights that know these classes"
+
 
 class Phase:
     """One part of a run."""
@@ -76,7 +78,27 @@ class StartPhase(Phase):
         started = time.perf_counter()
         original = run.metrics(run.whole, exact=True) if run.whole is not None and not run.started_whole else {}
         given = run.whole if run.started_whole else run.model
-        yield run.note(Start, run.metrics(given, exact=True), started, original=original)
+        metrics = run.metrics(given, exact=True)
+        if run.pruning is not None and (doubt := _doubt(run, given, metrics)) is not None:
+            run.progress(f"warning: {doubt}. {TRAIN_FIRST}")
+        yield run.note(Start, metrics, started, original=original)
+
+
+def _doubt(run: Run, model: nn.Module | None, metrics: dict[str, float]) -> str | None:
+    """Why the network seems to be untrained, if it does."""
+    chance = run.task.chance() if run.task.chance is not None else None
+    accuracy = metrics.get("accuracy", 100.0)
+    if chance is not None and accuracy <= min(1.5 * chance, chance + 0.1 * (100 - chance)):
+        return f"the accuracy of {accuracy:.3g}% is near chance: the most frequent class alone gives {chance:.3g}%"
+    if model is not None and looks_random(model):
+        return "the weights seem to be random: no batch norm has seen data"
+    return None
+
+
+def looks_random(model: nn.Module) -> bool:
+    """Whether there are batch norms with statistics, and all of them are as they were made."""
+    norms = [module for module in model.modules() if getattr(module, "running_mean", None) is not None]
+    return bool(norms) and not any(bool(n.running_mean.any()) or bool((n.running_var != 1).any()) for n in norms)  # pyright: ignore
 
 
 class TrainPhase(Phase):

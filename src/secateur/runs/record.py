@@ -192,7 +192,7 @@ def continue_run(source: str | Path, target: str | Path, settings: TickTock) -> 
         raise InvalidSetting(f"{source} was pruned with other settings", got=f"another {', '.join(other)}")
     if (target / "config.json").exists():
         raise InvalidSetting(f"{target} holds a run already", remedy="Resume that, or choose another folder")
-    files = [*source.glob("*.safetensors"), *source.glob("latency.json")]
+    files = [*source.glob("*.safetensors"), *source.glob("latency.json"), *source.glob("split.json")]
     with (
         as_it_was(target, *(path.name for path in files)),
         RunFolder(target) as folder,

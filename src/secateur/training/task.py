@@ -32,12 +32,15 @@ class Task:
     loss: a function of the model and a batch on the model's device that returns a scalar.
     evaluate: a function of the model in evaluation mode that returns named numbers; the first one matters most.
     labelled: whether the loss can train a network. Without labels it can only score channels.
+    chance: the accuracy in percent, as `evaluate` gives it, of always answering the most frequent class; None as long
+        as nothing was evaluated.
     """
 
     train: Iterable[Any]
     loss: Loss
     evaluate: Evaluate | None = None
     labelled: bool = True
+    chance: Callable[[], float | None] | None = None
 
     def __post_init__(self) -> None:
         for name, of in (("loss", "the model and a batch"), ("evaluate", "the model")):
@@ -87,6 +90,7 @@ def classification(
     """
     check_repeats(test, "test")
     check, check_test = LabelCheck(), LabelCheck()
+    most_frequent: float | None = None
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         images, labels = pair(batch)
@@ -95,8 +99,10 @@ def classification(
         return F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
+        nonlocal most_frequent
         assert test is not None
         right = among = total = summed = 0.0
+        seen: Any = 0
         for batch in prefetch(test, device_of(model)):
             images, labels = pair(batch)
             logits = output_of(model, images)
@@ -107,12 +113,14 @@ def classification(
                 among += (best == labels[:, None]).any(1).sum()
             summed += F.cross_entropy(logits.float(), labels, reduction="sum")
             total += labels.numel()
+            seen = seen + F.one_hot(labels.flatten().clamp_min(0), logits.shape[1]).sum(0)
         if not total:
             raise InvalidData("the test data are empty", remedy="Pass test=None to skip testing")
+        most_frequent = 100 * float(seen.max()) / total
         metrics = {"accuracy": 100 * float(right) / total, "loss": float(summed) / total}
         return metrics | ({"top5": 100 * float(among) / total} if top5 else {})
 
-    return Task(train, loss, evaluate if test is not None else None)
+    return Task(train, loss, evaluate if test is not None else None, chance=lambda: most_frequent)
 
 
 def segmentation(
