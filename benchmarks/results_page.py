@@ -176,14 +176,12 @@ FORMER: dict[str, Any] = FIRST | {
 """The same by the names of that time, which the runs of the search have."""
 SPEED = """\
 Made by `secateur bench --json` with the networks in the order of the rows, medians of n passes taken by turns. For
-ResNet-50, see [MACs and time on a CPU](latency_cpu.md), [with batches of 64](latency_cpu_64.md), and [on a
-GPU](latency_cuda.md); the paper reports +30% and +43% images/s for ResNet-50 with 59% and 45% of the MACs.
+ResNet-50, see [time on a CPU](latency_cpu.md) and [on a GPU](latency_cuda.md); the paper reports +30% and +43% images/s
+for ResNet-50 with 59% and 45% of the MACs.
 
 On the H200 the pruned ResNet-56 and VGG-16-M are slower than the whole ones. A pass over 64 images of 32x32 takes
-0.5 to 1.5 ms, and odd widths cost tensor cores more than fewer MACs save. With [multiples of
-8](latency_cuda_32.md) VGG-16-M gains 12% and 20% images/s at 60% and 45% of its MACs, and with a budget of latency 16%
-and 26%; ResNet-56, whose layers have 16 to 64 channels, still loses 8%: at this size it has nothing that a GPU would
-save time on."""
+0.5 to 1.5 ms, and odd widths cost tensor cores more than fewer MACs save. No choice of widths makes ResNet-56 much
+faster there; without some of [its blocks](latency_cuda.md) it is."""
 OF_TRAINING = {
     *(prefix + name for prefix in ("finetune_", "") for name in ("epochs", "lr", "shape")),
     *flat_fields(Learning),

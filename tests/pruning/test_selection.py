@@ -265,3 +265,10 @@ def test_ranks_per_cost_use_what_each_channel_saves_as_the_network_stands(rank: 
         less = kept.clone()
         less[channel] = False
         assert float(value[channel]) == pytest.approx(float(scores[channel]) / (cost(kept) - cost(less)) ** power)
+
+
+@pytest.mark.parametrize(("device", "x86", "multiple"), [("cuda", False, 8), ("cpu", True, 8), ("cpu", False, 1)])
+def test_widths_that_the_device_likes(device: str, x86: bool, multiple: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secateur.pruning.settings.is_x86", lambda: x86)
+    assert Limits().on(device).multiple == multiple
+    assert Limits(multiple_of=2).on(device).multiple == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from numbers import Real
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
 Rank = Literal["auto", "score", "score_per_mac", "score_per_param", "score_per_microsecond"]
 Multiple = int | Literal["auto"]
-ON_A_GPU = 8
-"""The multiple of channels that a GPU likes: tensor cores take eight numbers of 16 bits at a time."""
+ALIGNED = 8
+"""The multiple of channels that hardware likes: tensor cores take eight numbers of 16 bits at a time, and onnxruntime
+computes 8 or 16 channels at a time on x86."""
 UNITS = {"macs": "MACs", "params": "parameters", "filters": "filters", "latency": "microseconds"}
 
 
@@ -86,7 +88,7 @@ class Limits(Settings):
     """Every group keeps at least this share of its channels, rounded down as in the code of the paper's authors."""
 
     multiple_of: Multiple = "auto"
-    """Keep the widths of layers at multiples of this; auto: of 8 on a GPU, which is slow at odd widths, else any."""
+    """Keep the widths of layers at multiples of this; auto: of 8 on GPUs and x86, which are slow at odd widths."""
 
     branches: Literal["auto", "always", "never"] = "auto"
     """Whether whole branches of residual blocks may go; auto: for a budget of latency."""
@@ -102,10 +104,12 @@ class Limits(Settings):
     def on(self, device: str) -> Limits:
         """The same with "auto" decided for this type of device.
 
-        >>> Limits().on("cuda").multiple, Limits().on("cpu").multiple, Limits(multiple_of=4).on("cuda").multiple
-        (8, 1, 4)
+        >>> Limits().on("cuda").multiple, Limits(multiple_of=4).on("cuda").multiple
+        (8, 4)
         """
-        return replace(self, multiple_of=ON_A_GPU if device == "cuda" else 1) if self.multiple_of == "auto" else self
+        if self.multiple_of != "auto":
+            return self
+        return replace(self, multiple_of=ALIGNED if device == "cuda" or is_x86() else 1)
 
     @property
     def multiple(self) -> int:
@@ -145,6 +149,11 @@ class Limits(Settings):
             known = [name for group in graph.groups for name in group.layers]
             raise unknown_name("layer with removable channels", sorted(unused)[0], known)
         return torch.tensor(floors, dtype=torch.long, device="cpu")
+
+
+def is_x86() -> bool:
+    """Whether this machine's CPU is one."""
+    return platform.machine() in ("x86_64", "AMD64")
 
 
 def _is_multiple(value: Any) -> bool:

@@ -87,7 +87,10 @@ class PruningPhase(Phase):
         assert pruner is not None
         self.pruner, self.gates = pruner, pruner.gates
         if settings.limits.multiple_of == "auto" and (multiple := pruner.limits.multiple) > 1:
-            run.progress(f"widths are kept at multiples of {multiple}, which is faster on a GPU; multiple_of=1 for any")
+            where = "a GPU" if run.trainer.device.type == "cuda" else "this CPU"
+            run.progress(
+                f"widths are kept at multiples of {multiple}, which is faster on {where}; multiple_of=1 for any"
+            )
         timed = settings.budget.counts == "latency"
         if run.trainer.device.type == "cuda" and run.world.leads and not timed and not self.ticks + self.tocks:
             self._warn_if_slower(run)
