@@ -1,6 +1,6 @@
 """Time that pruning saves: by MACs, by MACs with aligned widths, by time, and by time with whole blocks.
 
-python benchmarks/latency.py --networks torchvision:resnet50               through onnxruntime and OpenVINO on the CPU
+python benchmarks/latency.py --networks torchvision:resnet50               through onnxruntime on the CPU
 python benchmarks/latency.py --networks resnet56 --device cuda --batch 64  bf16, channels last
 python benchmarks/latency.py --networks torchvision:resnet50 --device cuda --batch 64 --weights F --photos F
 
@@ -82,7 +82,10 @@ class Cutter:
         return select(self.graph, whole, self.scores, widths, multiple_of=multiple, branches=gone)
 
     def at_equal_time(self, share: float, multiple: int, blocks: bool) -> Tensor:
-        """By time, as fast as the network that has that share of the MACs; so fast at least, if that is not faster."""
+        """By time, as fast as the aligned network with that share of the MACs.
+
+        Where that one is not faster than the whole network, that share of the time.
+        """
         left = self.left(self.by_macs(share, multiple))
         return self.by_time(left if left < 0.98 else share, multiple, blocks)
 
@@ -154,7 +157,8 @@ def measure(name: str, options: argparse.Namespace, device: torch.device) -> dic
     batched = torch.randn(batch, 3, size, size, device=device)
     graph = secateur.analyze(model, torch.randn(1, 3, size, size))
     photos = Photographs(options.photos, trained, device) if trained is not None else None
-    started, where = time.perf_counter(), options.tables / f"{device.type}_{batch}_{short}.json"
+    started = time.perf_counter()
+    where = options.tables / f"{device.type}_{batch}_{size}_{runners[0]}_{short}.json"
     if where.is_file():
         table = LatencyTable.from_dict(json.loads(where.read_text()))
     else:
@@ -247,6 +251,10 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, default=OUT / "tables", help="where times of layers are kept")
     parser.add_argument("--out", type=Path, default=OUT, help="where the files go")
     options = parser.parse_args()
+    if (options.weights is None) != (options.photos is None):
+        parser.error("--weights and --photos go together")
+    if options.runners and options.runners[0] == "compiled":
+        parser.error("the first of --runners runs all networks, and only few are compiled")
     options.out.mkdir(parents=True, exist_ok=True)
     device = torch.device(options.device)
     for name in options.networks:

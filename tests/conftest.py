@@ -18,9 +18,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Python reads sitecustomize at start-up only, and may have found another one than ours then.
 sys.modules.pop("sitecustomize", None)
-import sitecustomize  # noqa: E402, F401
-
 import pytest  # noqa: E402
+import sitecustomize  # noqa: E402, F401
 
 
 @pytest.fixture(autouse=True)

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from blocks import WEAK, Blocks, graph, weak
+from blocks import WEAK, Block, Blocks, graph, weak
 from small import batches
 from timed_networks import invented
 from torch import Tensor, nn
 
 import secateur
-from secateur import Budget, Limits, Plan, Pruner, Score
+from secateur import Budget, ChannelGraph, Limits, Plan, Pruner, Score
 from secateur.errors import UnreachableBudget
+from secateur.pruning.scores import Oracle
 from secateur.pruning.selection import Target, best_widths, count_filters, select
 from secateur.pruning.widths import Times
 
@@ -280,3 +281,98 @@ def test_filters_of_a_network_without_branches_are_counted() -> None:
     small = secateur.shrink(weak(), plan)
     filters = sum(m.weight.shape[0] for m in small.modules() if isinstance(m, (nn.Conv2d, nn.Linear)))
     assert count_filters(graph(), plan.kept) == filters
+
+
+class Nested(nn.Module):
+    """A sum around two blocks and a layer behind them, as in networks for super-resolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(8, 12), Block(8, 8))
+        self.tail = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.tail(self.blocks(x))
+
+
+def nested() -> tuple[nn.Module, ChannelGraph]:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8), Nested(), nn.Conv2d(8, 4, 1)
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+    return net, secateur.analyze(net, IMAGE)
+
+
+def test_branches_within_a_branch_do_not_take_it_along() -> None:
+    net, nested_graph = nested()
+    inner, outer = ["2.blocks.0", "2.blocks.1"], "2"
+    assert {branch.name for branch in nested_graph.branches} == {*inner, outer}
+    plan = Plan.keep(nested_graph, {}, without=inner)
+    assert plan.without == set(inner)
+    assert Plan(nested_graph, plan.kept).without == set(inner)
+    small = secateur.shrink(net, plan)
+    assert isinstance(small.get_submodule("2"), Nested)
+    assert secateur.analyze(small, IMAGE).cost() == plan.cost
+    whole = Plan.keep(nested_graph, {}, without=[outer])
+    assert secateur.analyze(secateur.shrink(net, whole), IMAGE).cost() == whole.cost
+    assert [branch.name for branch in ALWAYS.removable(nested_graph, None)] == inner
+
+
+class PreActivated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first = nn.BatchNorm2d(8), nn.Conv2d(8, 12, 3, padding=1, bias=False)
+        self.inner, self.second = nn.BatchNorm2d(12), nn.Conv2d(12, 8, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(torch.relu(self.inner(self.first(torch.relu(self.norm(x))))))
+
+
+def test_gates_before_the_last_layer_do_not_score_a_branch() -> None:
+    torch.manual_seed(0)
+    blocks = PreActivated(), PreActivated()
+    layers = nn.Conv2d(2, 8, 3, padding=1), *blocks, nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    net = nn.Sequential(*layers, nn.Linear(8, 4)).double()
+    found = secateur.analyze(net, IMAGE)
+    assert [branch.gate for branch in found.branches] == [None, None]
+    pruner = Pruner(net, graph=found, limits=ALWAYS)
+    F.cross_entropy(net(batches()[0][0]), batches()[0][1]).backward()
+    pruner.observe()
+    channels = pruner.score.end()
+    own = [channels[found.within(branch)].sum() for branch in found.branches]
+    torch.testing.assert_close(pruner.score.branches(channels, pruner.kept), torch.stack(own))
+
+
+def test_what_has_an_infinite_score_stays() -> None:
+    table = invented(Blocks().double(), IMAGE, 1, 4)
+    target = Target(Budget(latency=0.7), graph(), table)
+    scores = torch.rand(graph().num_channels, generator=torch.Generator().manual_seed(0)).double()
+    group = graph().group(graph().branch("blocks.0").groups[0])
+    scores[group.span] = torch.inf
+    lost = {"blocks.0": torch.inf, "blocks.1": 1.0, "blocks.2": 1.0}
+    widths, gone = best_widths(target, graph().all_kept(), scores, Limits().floors(graph()), 4, lost)
+    assert "blocks.0" not in gone
+    assert int(widths[graph().groups.index(group)]) == group.size
+
+
+def test_a_network_whose_gates_have_all_gone_with_their_branches() -> None:
+    torch.manual_seed(0)
+    net = Blocks().double()
+    held = secateur.analyze(net, IMAGE, ignore=["stem"])
+    pruner = Pruner(net, graph=held, limits=ALWAYS)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    observe(pruner, optimizer)
+    least = Plan.keep(held, {}, without=[branch.name for branch in held.branches]).cost.macs / held.macs
+    removal = pruner.prune(budget=Budget(macs=least), optimizer=optimizer)
+    assert len(removal.branches) == 3
+    assert removal.met
+    assert not pruner.gates.merged
+    assert pruner.finish()(IMAGE).shape == (1, 4)
+
+
+def test_an_oracle_goes_on_after_a_branch_has_gone() -> None:
+    net = weak().eval()
+    images, labels = batches()[0]
+    pruner = Pruner(net, graph=graph(), limits=ALWAYS, score=Oracle(lambda m: F.cross_entropy(m(images), labels)))
+    first = pruner.prune(budget=Budget(macs=0.4))
+    assert first.branches
+    assert pruner.prune(budget=Budget(macs=0.3)).met

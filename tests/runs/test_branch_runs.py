@@ -1,5 +1,6 @@
 """Runs that remove whole branches: stopped and resumed, cut or masked, and continued from what is left."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from blocks import WEAK, graph, weak
 from small import assert_near, batches, finished, make_run, on_a, quick, same, states
 from timed_networks import invented
+from torch import Tensor, nn
 
 import secateur
 from secateur import Engine, Plan, Result, Task, classification
@@ -106,3 +108,45 @@ def test_a_network_without_some_branches_is_fine_tuned() -> None:
     assert result.plan.without == {WEAK[0]}
     assert list(states(result.model)) == list(before)
     assert not same(states(result.model), before)
+
+
+def test_a_branch_without_channels_of_its_own_is_not_forgotten(tmp_path: Path) -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.norm(self.conv(x))
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        layers = nn.Conv2d(2, 6, 3, padding=1), Plain(), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        return nn.Sequential(*layers, nn.Linear(6, 4)).double()
+
+    found = secateur.analyze(build(), batches()[0][0][:1])
+    plan = Plan.keep(found, {}, without=["1"])
+    assert bool(plan.kept.all())
+    settings = Training.of(epochs=1, lr_low=0.01, lr=0.05)
+    small = secateur.shrink(build(), plan)
+    folder = tmp_path / "run"
+    result = finish(Run(settings, training_phases(settings), small, plan, task(), whole=build(), folder=folder))
+    assert result.plan.without == {"1"}
+    assert (folder / "start_plan.json").is_file()
+    assert result.history[-1].params == sum(parameter.numel() for parameter in result.model.parameters())
+    secateur.save(result, tmp_path / "saved")
+    assert same(states(secateur.load(tmp_path / "saved", build)), states(result.model))
+
+
+def test_a_run_that_began_before_branches_could_go_is_resumed(tmp_path: Path) -> None:
+    settings = quick(keep_macs=0.6)
+    wanted = finished(settings, weak(), graph(), task())
+    run = make_run(settings, weak(), graph(), task(), folder=tmp_path, engine=Engine(checkpoint_steps=1))
+    run.on_step = lambda *_: setattr(run, "stopping", 2)
+    with pytest.raises(Interrupted):
+        finish(run)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["settings"]["branches"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = finished(settings, weak(), graph(), task(), folder=tmp_path, engine=Engine(checkpoint_steps=1))
+    assert same(states(result.model), states(wanted.model))

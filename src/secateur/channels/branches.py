@@ -40,8 +40,8 @@ class Found:
     addends: tuple[str, ...]
     """Modules whose output is the addend."""
     rows: tuple[int, ...]
-    modules: tuple[str, ...]
-    """Those with parameters, in the order in which they run."""
+    ends: tuple[str, ...]
+    """The modules whose parameters the addend comes from without others between, in the order in which they run."""
 
 
 class Finder:
@@ -122,8 +122,17 @@ class Finder:
         names = [c.module for c in self.flow.calls]
         addends = [c.module for c in self.flow.calls if c.module and c.gives == addend and names.count(c.module) == 1]
         rows = tuple(sorted(row for s in body for row in self.steps[s].rows))
-        modules = dict.fromkeys(owner(name) for s in sorted(body) for name in self.steps[s].leaves)
-        return Found(BlockCut(call.module, left, gone), tuple(addends), rows, tuple(modules))
+        return Found(BlockCut(call.module, left, gone), tuple(addends), rows, self._ends(addend, body))
+
+    def _ends(self, addend: int, body: Set[int]) -> tuple[str, ...]:
+        found, waiting = set[int](), [addend]
+        while waiting:
+            step = self.flow.maker.get(waiting.pop(), -1)
+            if step in body and self.steps[step].leaves:
+                found.add(step)
+            elif step in body:
+                waiting += self.steps[step].reads
+        return tuple(dict.fromkeys(owner(name) for step in sorted(found) for name in self.steps[step].leaves))
 
     def _own_steps(self, place: int) -> Iterator[int]:
         """The steps of a module's own code."""
@@ -307,6 +316,6 @@ def as_branches(graph: ChannelGraph, found: Iterable[Found]) -> tuple[Branch, ..
         own = graph.within(branch)
         # Gates whose channels all stay within the branch are not on its addend.
         sites = {s.module for s in graph.sites if not is_kept(s.channels, own).all() or bool((s.channels < 0).all())}
-        gate = next((module for module in reversed(each.modules) if module in sites), None)
+        gate = next((module for module in reversed(each.ends) if module in sites), None)
         branches.append(replace(branch, gate=gate))
     return tuple(branches)

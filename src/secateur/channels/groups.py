@@ -231,13 +231,23 @@ class ChannelGraph:
         params = self.count_params(keep) - sum(row.value(keep) for row in self.sizes if tensors and row.name in tensors)
         return Cost(macs, params)
 
+    @cached_property
+    def marked(self) -> dict[str, Branch]:
+        """The branches with a group that no branch within them has: channels can say that these are gone."""
+        found = {}
+        for branch in self.branches:
+            within = [b for b in self.branches if b is not branch and branch.cut.takes(b.block)]
+            if not {name for each in within for name in each.groups}.issuperset(branch.groups):
+                found[branch.name] = branch
+        return found
+
     def without(self, keep: Tensor) -> frozenset[str]:
         """The branches that go when only these channels are kept: those that keep none of their own."""
         if not self.branches or bool(keep.all()):
             return frozenset()
         empty = torch.bincount(self.group_of[keep], minlength=len(self.groups)) == 0
         names = {group.name for group, is_empty in zip(self.groups, empty.tolist(), strict=True) if is_empty}
-        return frozenset(branch.name for branch in self.branches if branch.groups and names.issuperset(branch.groups))
+        return frozenset(name for name, branch in self.marked.items() if names.issuperset(branch.groups))
 
     def tensors_of(self, branches: Iterable[str]) -> set[str]:
         """The parameters and buffers of these branches."""
@@ -251,7 +261,10 @@ class ChannelGraph:
     def savings(self, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """MACs and parameters that the removal of each channel alone would save, as the network stands."""
         keep = self.all_kept() if keep is None else keep
-        return savings(self.layers, keep), savings(self.sizes, keep)
+        names = self.without(keep)
+        rows, tensors = {row for name in names for row in self.branch(name).rows}, self.tensors_of(names)
+        layers = [row for number, row in enumerate(self.layers) if number not in rows]
+        return savings(layers, keep), savings([row for row in self.sizes if row.name not in tensors], keep)
 
     @cached_property
     def widths(self) -> tuple[tuple[str, int, dict[str, int]], ...]:

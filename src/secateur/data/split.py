@@ -34,7 +34,7 @@ def draw_count(paths: Sequence[str], targets: Sequence[int], count: int, seed: i
 
 
 def _ranked(paths: Sequence[str], targets: Sequence[int], seed: int) -> dict[int, list[int]]:
-    """The places of the images of each class, in an order by chance. An image that is added moves no other."""
+    """The places of the images of each class, in an order by chance that does not depend on other images."""
 
     def rank(place: int) -> bytes:
         name = "/".join(Path(paths[place]).parts[-2:])

@@ -108,7 +108,7 @@ class Gates:
     @cached_property
     def index(self) -> Tensor:
         """The channel of every entry of every gate; one past the last for entries that stay."""
-        joined = torch.cat(self.channels)
+        joined = torch.cat([*self.channels, torch.empty(0, dtype=torch.long, device="cpu")])
         return torch.where(joined < 0, self.graph.num_channels, joined)
 
     @cached_property
@@ -156,7 +156,11 @@ class Gates:
         tensors = tensors_of(self.model)
         saved: list[tuple[Tensor, Tensor]] = []
         loose = {member.tensor for group in self.whole.groups for member in self.loose(group)}
-        names = [(name, axis) for name, axis in self.graph.axes if name in loose or name.endswith("gate_mask")]
+        names = [
+            (name, axis)
+            for name, axis in self.graph.axes
+            if (name in loose or name.endswith("gate_mask")) and name not in self.present.gone
+        ]
         with torch.no_grad():
             for name, axis in names:
                 channels = self.graph.axes[name, axis]
@@ -187,8 +191,8 @@ class Gates:
 
     @property
     def merged(self) -> bool:
-        """Whether `merge_gates_` has taken them away."""
-        return not any(isinstance(module, Gated) for module in self.modules)
+        """Whether `merge_gates_` has taken them away; not if they have gone with their branches."""
+        return bool(self.modules) and not isinstance(self.modules[0], Gated)
 
     def masked(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Every gated parameter with masked channels, and a factor for it: 0 for these channels, 1 for the others."""

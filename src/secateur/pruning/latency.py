@@ -72,7 +72,10 @@ class LatencyTable:
     def savings(self, graph: ChannelGraph, keep: Tensor) -> Tensor:
         """The microseconds that the removal of each channel alone would save now."""
         result = torch.zeros(keep.shape, dtype=torch.float64, device="cpu")
+        gone = graph.tensors_of(graph.without(keep))
         for layer in self.layers:
+            if layer.name in gone:
+                continue
             inputs, outputs = widths_of(layer, graph, keep)
             now = layer.at(inputs, outputs)
             fewer = (layer.at(inputs - 1, outputs), layer.at(inputs, outputs - 1))

@@ -62,7 +62,7 @@ class Removal:
     scores: list[float]
     """Deciles of what the channels were ranked by before, from the smallest to the largest."""
     threshold: float
-    """The largest of those that were removed."""
+    """The largest of those that were removed one by one."""
     branches: list[str] = field(default_factory=list)
     """Branches removed as a whole."""
 
@@ -135,7 +135,11 @@ class Pruner:
         """With several processes: makes them take the same decision."""
         self.held: list[tuple[nn.Parameter, Tensor]] = []
         """Merged parameters with masked channels, and the factors that hold those at zero."""
-        self.score.begin(self.gates)
+        self._begin_score()
+
+    def _begin_score(self) -> None:
+        if self.gates.modules:  # none if all have gone with their branches
+            self.score.begin(self.gates)
 
     def state_dict(self) -> dict[str, Any]:
         """What a new Pruner of the same model needs to continue, beside the tensors of the model."""
@@ -155,7 +159,7 @@ class Pruner:
         if state["merged"]:
             self.merge_()
             return
-        self.score.begin(self.gates)
+        self._begin_score()
         for name, value in state["score"].items():
             self.score.state()[name].copy_(value)
 
@@ -211,12 +215,12 @@ class Pruner:
     ) -> Removal:
         """Remove the channels with the lowest scores, and begin a new score.
 
-        fraction: at most this share of the filters that remain; without it, as many as the budget needs.
+        fraction: at most this share of the filters that remain, or one branch; without it, as many as the budget needs.
         budget: where to stop, such as Budget(macs=0.4).
         step: at most this share of what the budget counts.
         optimizer: the one that trains the model, so that its state is cut too.
         cut: cut the tensors now; otherwise the channels are only masked until `cut_`, unless a learnt shift behind the
-            gate could make them non-zero again.
+            gate could make them non-zero again. Branches are always cut.
         repair: batches of images, whose labels are ignored: what is left is re-fitted to give what it gave before, as
             `secateur.repair` does. So many `images` are used. The optimizer's momentum is cut and otherwise kept.
         reference: the whole network, to re-fit to its outputs instead.
@@ -277,8 +281,9 @@ class Pruner:
             self.gates.cut_(present, optimizer)
         if fitted is not None:
             take_weights_(self.gates, *fitted)
-        self.score.begin(self.gates)
-        gone = before & ~self.kept
+        self._begin_score()
+        alone = torch.tensor([group.name not in inside for group in self.graph.groups], device="cpu")
+        gone = before & ~self.kept & alone[self.graph.group_of]
         return Removal(
             removed=removed,
             filters=count_filters(self.graph, before) - self.filters,
@@ -316,7 +321,7 @@ class Pruner:
         if bool((self.gates.present.kept & ~present).any()):
             self.gates.cut_(present, optimizer)
             if not self.gates.merged:
-                self.score.begin(self.gates)
+                self._begin_score()
 
     def widened(self, multiple_of: int) -> Tensor:
         """What is kept, and beside it as many masked channels as make every layer's width a multiple."""

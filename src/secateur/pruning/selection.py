@@ -17,6 +17,7 @@ from secateur.errors import InvalidSetting, UnreachableBudget, unknown_name
 from secateur.pruning.latency import SMALLEST_SAVING, LatencyTable
 from secateur.pruning.settings import Budget, Limits, Rank
 from secateur.pruning.widths import Knapsack, Times
+from secateur.words import counted
 
 
 class Target:
@@ -69,9 +70,12 @@ def multiples(graph: ChannelGraph, of: int) -> Tensor:
     return torch.tensor(needed, dtype=torch.long, device="cpu")
 
 
-def count_filters(graph: ChannelGraph, kept: Tensor) -> int:
-    """Filters of the network when these channels are kept, with those that always stay."""
-    gone = graph.tensors_of(graph.without(kept))
+def count_filters(graph: ChannelGraph, kept: Tensor, without: Iterable[str] = ()) -> int:
+    """Filters of the network when these channels are kept, with those that always stay.
+
+    without: names of branches that are gone, beside those that keep none of their channels.
+    """
+    gone = graph.tensors_of({*without, *graph.without(kept)})
     ends = sum(
         int(is_kept(channels, kept).sum())
         for (tensor, axis), channels in graph.axes.items()
@@ -139,18 +143,19 @@ def check_reachable(target: Target, floors: Tensor, multiple_of: int = 1, branch
     left = target.value(lowest)
     held: list[tuple[float, str]] = []
     for group, floor in zip(graph.groups, floors.tolist(), strict=True):
-        if floor > group.at_least:
+        if floor > group.at_least and bool(lowest[group.span].any()):
             lower = lowest.clone()
             lower[group.start + group.at_least : group.start + group.size] = False
             why = f" because it {graph.ungated[group.name]}" if group.name in graph.ungated else ""
             held.append((left - target.value(lower), f"{group.name} keeps {floor} of {group.size}{why}"))
     largest = [text for _, text in sorted(held, reverse=True)[:3]]
+    without = f" and without {counted(len(branches), 'branch', 'branches')}" if branches else ""
     remedy = "Keep more; nothing else can be removed"
     if largest:
         remedy = f"Keep more, or lower min_channels, min_ratio, multiple_of or at_least: {'; '.join(largest)}"
     raise UnreachableBudget(
         f"keep_{target.budget.counts}={target.budget.share:g} cannot be reached",
-        got=f"{left / target.whole:.1%} of the {target.budget.unit} with every group at its floor",
+        got=f"{left / target.whole:.1%} of the {target.budget.unit} with every group at its floor{without}",
         remedy=remedy,
     )
 
@@ -226,8 +231,13 @@ def best_widths(
 
     branches: the scores of those that may go.
     """
-    graph, table, branches = target.graph, target.table, branches or {}
+    graph, table = target.graph, target.table
     assert table is not None
+    # What must stay has an infinite score, which sums and differences cannot have.
+    finite = [*scores[scores.isfinite()].abs().tolist(), *(abs(s) for s in (branches or {}).values() if s < math.inf)]
+    most = 1e3 * (1 + sum(finite))
+    scores = scores.double().clamp_max(most)
+    branches = {name: min(score, most * len(scores)) for name, score in (branches or {}).items()}
     choices, gains = _widths(graph, kept, floors, multiple_of), list[Tensor]()
     for group, widths in zip(graph.groups, choices, strict=True):
         here = scores[group.span][kept[group.span]].double().sort(descending=True).values
@@ -280,7 +290,7 @@ def select(
 ) -> Tensor:
     """The channels to keep when those of `kept` with the lowest scores go.
 
-    quota: how many filters may go; at least one step is made.
+    quota: how many filters may go; at least one step is made, which may be a branch.
     target: stop where the budget is met; the last channel removed is one that it needed.
     multiple_of: groups get narrower in steps that end at a multiple, ranked by the mean worth of the step.
     branches: the worth of those that may go, each in one step with all its channels.

@@ -82,7 +82,7 @@ class Limits(Settings):
     """How narrow groups of channels may get."""
 
     min_channels: int = 1
-    """Every group keeps at least this many channels."""
+    """Every group keeps at least this many channels, unless its branch goes as a whole."""
 
     min_ratio: float = 0.1
     """Every group keeps at least this share of its channels, rounded down as in the code of the paper's authors."""
@@ -125,7 +125,7 @@ class Limits(Settings):
             names = {*branch.groups, *branch.modules, *(n for name in branch.groups for n in graph.group(name).layers)}
             held = any(fnmatchcase(name, pattern) for name in names for pattern in self.at_least)
             inner = any(not set(branch.groups).isdisjoint(other.groups) for other in found)
-            if branch.groups and not held and not inner:
+            if branch.name in graph.marked and not held and not inner:
                 found.append(branch)
         return found
 

@@ -125,7 +125,7 @@ def perform(
         )
         if world.leads and job.files is not None and not (out / SPLIT).is_file():
             say(keep_split(job, order, out))
-    if not resumes and isinstance(job.task.train, Photos):
+    if not resumes and isinstance(job.task.train, Photos) and world.size == 1:
         say(forecast(run, len(job.task.train.paths)))
     result = _finish(run, out, about, observer)
     if world.leads:
@@ -148,7 +148,8 @@ def first_training(order: Order, seed: int, new_head: bool) -> Training | None:
 
 
 def _check_start(start: starts.Start, config: RunConfig) -> None:
-    if isinstance(config.settings, TickTock) and not bool(start.plan.kept.all()):
+    pruned = not bool(start.plan.kept.all()) or bool(start.plan.without)
+    if isinstance(config.settings, TickTock) and pruned:
         remedy = "Continue from its run, or fine-tune it"
         raise InvalidSetting(f"{config.order.weights} is already pruned", remedy=remedy)
     if isinstance(config.settings, TickTock) and not config.settings.trains and start.new_head is not None:

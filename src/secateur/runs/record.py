@@ -19,6 +19,7 @@ from secateur.errors import InvalidData, InvalidSetting
 from secateur.models.weights import load_weights_
 from secateur.runs.events import Event, Finished, from_dict
 from secateur.runs.settings import TickTock
+from secateur.settings import defaults_of
 from secateur.training.checkpoint import REFUSALS, RunFolder, as_it_was, read_checkpoint, read_config, serialize
 from secateur.training.settings import Training
 
@@ -166,6 +167,12 @@ def differences(begun: Any, wanted: Any, name: str = "") -> list[str]:
 def check_same(begun: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
     """Raise if a folder holds another run than the one that is wanted."""
     wanted = json.loads(json.dumps(wanted))
+    if begun.get("kind") in KINDS and isinstance(begun.get("settings"), dict):
+        # Settings that were not there when the run began.
+        begun = {
+            **begun,
+            "settings": {**json.loads(json.dumps(defaults_of(KINDS[begun["kind"]]))), **begun["settings"]},
+        }
     if other := differences(begun, wanted):
         raise InvalidSetting(
             f"{path} holds another run",

@@ -73,7 +73,7 @@ class Run:
         self.folder = folder
         self.progress = progress
         self._check_data()
-        self.started_whole = bool(plan.kept.all())
+        self.started_whole = bool(plan.kept.all()) and not plan.without
         self.whole = model if self.started_whole else whole
         """The whole network as the present phase knows it: it teaches, and cuts are compared with it."""
         self.model = self._copy(model)
@@ -362,18 +362,19 @@ class Run:
 
     def _result(self, metrics: dict[str, float] | None = None) -> Result:
         unsync_batchnorm_(self.synced)
-        plan = Plan(self.graph, self.kept)
+        plan = Plan(self.graph, self.kept, self.started_with.without)
         history = tuple(self.history)
         return Result(model=self.model.eval(), plan=plan, settings=self.settings, history=history, final=metrics or {})
 
     def note(self, kind: type[Some], metrics: dict[str, float], started: float, **values: Any) -> Some:
         """Make an event, remember it, and write it down."""
-        cost = self.graph.cost(self.kept)
+        before = self.started_with.without
+        cost = self.graph.cost(self.kept, before)
         event = kind(
             macs=cost.macs,
             share=cost.macs / self.graph.macs,
             params=cost.params,
-            filters=count_filters(self.graph, self.kept),
+            filters=count_filters(self.graph, self.kept, before),
             metrics=metrics,
             seconds=time.perf_counter() - started,
             left=self._left(),

@@ -123,7 +123,8 @@ class PruningPhase(Phase):
             run.engine.channels_last,
         )
         if left > NOT_FASTER:
-            remedies = ["a budget of time (keep_latency), which takes whole blocks"]
+            blocks = "" if limits.branches == "never" else ", which may take whole blocks"
+            remedies = [f"a budget of time (keep_latency){blocks}"]
             remedies = [*remedies, "a larger latency_batch, if that is how it will run"]
             remedies = ["multiple_of=8", *remedies] if limits.multiple == 1 else remedies
             run.progress(
