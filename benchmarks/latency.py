@@ -169,6 +169,7 @@ def measure(name: str, options: argparse.Namespace, device: torch.device) -> dic
             channels_last=on_gpu,
             run=lambda network, call: runner(network, call, runners[0]),
             graph=graph,
+            multiple_of=multiple_on(device),
             progress=lambda text: print(name, text, flush=True),
         )
         where.parent.mkdir(parents=True, exist_ok=True)

@@ -18,13 +18,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Python reads sitecustomize at start-up only, and may have found another one than ours then.
 sys.modules.pop("sitecustomize", None)
-import pytest  # noqa: E402
 import sitecustomize  # noqa: E402, F401
 
+from secateur.pruning import settings  # noqa: E402
 
-@pytest.fixture(autouse=True)
-def any_widths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Widths that do not depend on the machine: by default they would be multiples of 8 on some."""
-    from secateur.pruning import settings
-
-    monkeypatch.setattr(settings, "is_x86", lambda: False)
+# Widths that do not depend on the machine: by default they would be multiples of 8 on some.
+settings.is_x86 = lambda: False

@@ -159,7 +159,7 @@ def test_a_run_ends_where_the_time_is_met() -> None:
 
 def test_without_a_table_a_run_measures_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model, graph = network()
-    monkeypatch.setattr("secateur.runs.prune.measure_latency", lambda model, example, progress: by_weights(model))
+    monkeypatch.setattr("secateur.runs.prune.measure_latency", lambda model, example, **options: by_weights(model))
     task = classification([(torch.randn(4, 3, 16, 16), torch.arange(4))])
     settings = TickTock.one_shot(keep_latency=0.6, finetune_epochs=0)
     result = prune(model, EXAMPLE, task, settings=settings, graph=graph)

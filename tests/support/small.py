@@ -69,6 +69,7 @@ def prepared(train: Any = None) -> tuple[Net, ChannelGraph, Task]:
 
 
 SCHEDULE: dict[str, Any] = {
+    "multiple_of": 1,
     "tick_removes": 0.1,
     "tick_lr": 0.01,
     "tock_every": 2,

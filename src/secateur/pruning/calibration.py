@@ -12,13 +12,12 @@ from torch import Tensor
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.plan import Plan
 from secateur.pruning.latency import LatencyTable, LayerTable, widths_of
-from secateur.pruning.selection import first_channels
+from secateur.pruning.selection import first_channels, multiples
 
 EVENLY = (1.0, 0.75, 0.5, 0.25)
 """Shares of all groups of a network that is timed."""
 UNEVENLY = 8
 """Networks whose groups have widths drawn at random."""
-ALIGNED = 8
 
 
 def calibrated(
@@ -26,24 +25,30 @@ def calibrated(
     graph: ChannelGraph,
     kinds: Sequence[str],
     sizes: Sequence[int],
+    macs: Sequence[int],
     time: Callable[[Plan], float],
+    multiple_of: int = 8,
 ) -> LatencyTable:
     """A table whose sums are the times of whole networks, as far as they can be.
 
-    A network takes so many times what its layers take by themselves, by kind of layer, so much for what they put out,
-    which other operators read, something for every layer, and something for itself. These numbers are fitted to
-    networks of several widths, some of them without some of their branches.
+    A network takes so many times what its layers take by themselves, by kind of layer, so much for each of their MACs,
+    and for what they put out, which other operators read, something for every layer, and something for itself. These
+    numbers are fitted to networks of several widths, some of them without some of their branches. The whole network
+    counts as much as all others, since budgets are shares of its time.
 
     kinds: of the layers.
-    sizes: of what they put out.
+    sizes: of what they put out. macs: of each.
     time: the microseconds of a network that is cut by a plan.
+    multiple_of: the networks' widths are multiples of this.
     """
-    plans = list(_plans(graph))
+    plans = list(_plans(graph, multiple_of))
     measured = torch.tensor([time(plan) for plan in plans], dtype=torch.float64)
     names = sorted(set(kinds))
-    features = torch.stack([_features(table, names, kinds, sizes, plan) for plan in plans])
-    weights = _fitted(features / measured[:, None], torch.ones_like(measured)).tolist()
-    scale = dict(zip(names, weights, strict=False))
+    features = torch.stack([_features(table, names, kinds, sizes, macs, plan) for plan in plans])
+    counts = torch.ones_like(measured)
+    counts[0] = len(plans) ** 0.5
+    weights = _fitted(features * (counts / measured)[:, None], counts).tolist()
+    scale, per_mac = (dict(zip(names, part, strict=False)) for part in (weights, weights[len(names) :]))
     volume, each, constant = weights[-3:]
     inside = graph.tensors_of(branch.name for branch in graph.branches)
     # What the network takes for itself is no branch's.
@@ -51,14 +56,20 @@ def calibrated(
         layer.name for layer in table.layers
     ]
     layers = [
-        _scaled(layer, scale[kind], volume * size, each + constant / len(always) * (layer.name in always))
-        for layer, kind, size in zip(table.layers, kinds, sizes, strict=True)
+        _scaled(
+            layer,
+            scale[kind],
+            per_mac[kind] * own,
+            volume * size,
+            each + constant / len(always) * (layer.name in always),
+        )
+        for layer, kind, size, own in zip(table.layers, kinds, sizes, macs, strict=True)
     ]
     return replace(table, layers=tuple(layers))
 
 
-def _plans(graph: ChannelGraph) -> list[Plan]:
-    """Networks of several widths, aligned as hardware likes them, every other one without half of its branches."""
+def _plans(graph: ChannelGraph, multiple_of: int) -> list[Plan]:
+    """Networks of several widths, every other one without half of its branches."""
     generator = torch.Generator().manual_seed(0)
     shares = [torch.full((len(graph.groups),), share) for share in EVENLY]
     shares += [0.125 + 0.875 * torch.rand(len(graph.groups), generator=generator) for _ in range(UNEVENLY)]
@@ -66,29 +77,37 @@ def _plans(graph: ChannelGraph) -> list[Plan]:
     for number, each in enumerate(shares if graph.groups else shares[:1]):
         goes = torch.rand(len(graph.branches), generator=generator) < 0.5 * (number % 2)
         gone = [branch.name for branch, go in zip(graph.branches, goes.tolist(), strict=True) if go]
-        plans.append(_plan(graph, each.tolist(), gone))
+        plans.append(_plan(graph, each.tolist(), gone, multiple_of))
     return plans
 
 
-def _plan(graph: ChannelGraph, shares: list[float], gone: list[str]) -> Plan:
+def _plan(graph: ChannelGraph, shares: list[float], gone: list[str], multiple_of: int) -> Plan:
     widths = []
-    for group, share in zip(graph.groups, shares, strict=True):
-        step = ALIGNED if group.size >= 2 * ALIGNED else 1
-        widths.append(max(round(share * group.size / step) * step, group.at_least, 1))
+    for group, share, each in zip(graph.groups, shares, multiples(graph, multiple_of).tolist(), strict=True):
+        width = max(round(share * group.size / each) * each, each, group.at_least)
+        widths.append(min(width, group.size))
     return Plan(graph, first_channels(graph, torch.tensor(widths, dtype=torch.long, device="cpu")), frozenset(gone))
 
 
-def _features(table: LatencyTable, names: list[str], kinds: Sequence[str], sizes: Sequence[int], plan: Plan) -> Tensor:
-    """The times of the layers by kind, the size of what they put out, their number, and one for the network."""
-    sums = dict.fromkeys(names, 0.0)
+def _features(
+    table: LatencyTable,
+    names: list[str],
+    kinds: Sequence[str],
+    sizes: Sequence[int],
+    macs: Sequence[int],
+    plan: Plan,
+) -> Tensor:
+    """The times and MACs of the layers by kind, the size of what they put out, their number, and one."""
+    sums, products = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     volume, count = 0.0, 0
-    for layer, kind, size in zip(table.layers, kinds, sizes, strict=True):
+    for layer, kind, size, own in zip(table.layers, kinds, sizes, macs, strict=True):
         if layer.name not in plan.gone:
             inputs, outputs = widths_of(layer, plan.graph, plan.kept)
             sums[kind] += layer.at(inputs, outputs)
+            products[kind] += own * (inputs / layer.inputs[-1]) * (outputs / layer.outputs[-1])
             volume += size * outputs / layer.outputs[-1]
             count += 1
-    return torch.tensor([*sums.values(), volume, count, 1], dtype=torch.float64)
+    return torch.tensor([*sums.values(), *products.values(), volume, count, 1], dtype=torch.float64)
 
 
 def _fitted(features: Tensor, wanted: Tensor) -> Tensor:
@@ -106,7 +125,11 @@ def _fitted(features: Tensor, wanted: Tensor) -> Tensor:
     return found
 
 
-def _scaled(layer: LayerTable, scale: float, volume: float, each: float) -> LayerTable:
-    more = [volume * outputs / layer.outputs[-1] + each for outputs in layer.outputs]
-    lines = tuple(tuple(scale * a + b for a, b in zip(line, more, strict=True)) for line in layer.microseconds)
-    return replace(layer, microseconds=lines)
+def _scaled(layer: LayerTable, scale: float, product: float, volume: float, each: float) -> LayerTable:
+    """What the layer takes in a network: a multiple of its own time, and some for its MACs, its output and itself."""
+    lines = []
+    for inputs, line in zip(layer.inputs, layer.microseconds, strict=True):
+        shares = [outputs / layer.outputs[-1] for outputs in layer.outputs]
+        per_output = product * inputs / layer.inputs[-1] + volume
+        lines.append(tuple(scale * own + per_output * share + each for own, share in zip(line, shares, strict=True)))
+    return replace(layer, microseconds=tuple(lines))

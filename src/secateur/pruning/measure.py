@@ -20,6 +20,7 @@ from secateur.channels.shrink import copy_model, shrink
 from secateur.modes import evaluating
 from secateur.pruning.calibration import calibrated
 from secateur.pruning.latency import LatencyTable, LayerTable
+from secateur.pruning.settings import Limits, Multiple
 from secateur.timing import captured, time_in_turn, time_kernels
 from secateur.words import counted
 
@@ -41,6 +42,7 @@ def measure_latency(
     repetitions: int = 10,
     run: Run | None = None,
     graph: ChannelGraph | None = None,
+    multiple_of: Multiple = "auto",
     progress: Callable[[str], object] = lambda text: None,
 ) -> LatencyTable:
     """Time every convolution and linear layer of the model by itself, at several widths, on the model's device.
@@ -51,6 +53,7 @@ def measure_latency(
     run: how the network is to run; from a network and its input to a function that does so once. Without it, as it is;
         on a GPU without the time to launch its kernels.
     graph: the analysis of the model, if you have it.
+    multiple_of: that of the limits that the network will be pruned with: networks timed whole have such widths.
     """
     check_module(model)
     calls = _watch(model, Example.of(example))
@@ -77,7 +80,8 @@ def measure_latency(
         progress(f"the whole network, {plan.cost.macs / max(1, plan.graph.macs):.0%} of its MACs")
         return time_whole(shrink(model, plan), example, precision, channels_last, repetitions, run)
 
-    return calibrated(table, graph, kinds, sizes, time)
+    macs = [module.weight[0].numel() * size for _, module, _, size in calls]
+    return calibrated(table, graph, kinds, sizes, macs, time, Limits(multiple_of=multiple_of).on(device.type).multiple)
 
 
 def _kind(module: Any) -> str:

@@ -33,7 +33,8 @@ def latency_table(
     world, path = World.current(), out / TABLE
     if world.leads and not path.is_file():
         say("measuring the layers on this device")
-        table = measure_latency(job.model, **_to_time(job, settings, engine))
+        multiple = settings.limits.multiple_of
+        table = measure_latency(job.model, multiple_of=multiple, **_to_time(job, settings, engine))
         write_atomic(path, json.dumps(table.to_dict()))
     world.wait()
     return LatencyTable.from_dict(read_json(path))

@@ -64,7 +64,7 @@ def prune(
         say(f"note: {note}")
     if latency is None and settings.needs_latency:
         say("measuring the layers on this device")
-        latency = measure_latency(model, example, progress=say)
+        latency = measure_latency(model, example, multiple_of=settings.limits.multiple_of, progress=say)
     start = nullcontext()
     if continue_from is not None:
         if folder is None:
