@@ -94,6 +94,8 @@ def blocks_of(page: Path) -> list[Block]:
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), OWN_MODEL / "README.md"]
 BLOCKS = {str(page.relative_to(ROOT)): blocks_of(page) for page in PAGES if page.exists()}
 RUN = [page for page, blocks in BLOCKS.items() if any(block.kind in ("python", "shell") for block in blocks)]
+LONG = ("docs/howto/repair.md",)
+"""Pages that take too long for every day."""
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +147,7 @@ def reader(
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", RUN)
+@pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.slow if p in LONG else ()) for p in RUN])
 def test_page(page: str, reader: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     namespace: dict[str, Any] = {"__name__": "page"}
     printed = ""

@@ -161,6 +161,7 @@ def test_appendix_e_shows_runs_of_table_3(reproduce: Call, out: Path) -> None:
     assert len(shapes(page.with_suffix(".svg"), f"fill: {GREY}")) == 3 * (len(rows) + 1)
 
 
+@pytest.mark.slow
 def test_nas_compares_a_pruned_network_with_a_narrower_one(reproduce: Call, out: Path) -> None:
     status, _, _ = reproduce("nas", VGG, "--quiet")
     assert status == 0
@@ -182,6 +183,7 @@ def test_nas_compares_a_pruned_network_with_a_narrower_one(reproduce: Call, out:
     assert len(shapes(page.with_suffix(".svg"), f"fill: {BLUE}")) == 13 + 1
 
 
+@pytest.mark.slow
 def test_gfir_draws_a_curve_for_each_score(reproduce: Call, tmp_path: Path) -> None:
     # Wide enough that a fifth of its filters is more than its ten classes.
     status, _, err = reproduce("gfir", PLAIN, "--quiet", "--width", 4, "--out", tmp_path)

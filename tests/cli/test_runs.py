@@ -181,7 +181,7 @@ def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_baseline(data: Path, folder: Path) -> list[str]:
     schedule = (
         "--epochs-scale 0.25 --keep-macs 0.5 --tick-removes 0.0125 --tock-every 8 --tock-epochs 8 --finetune-epochs 40 "
-        "--device cpu"
+        "--device cpu --multiple-of 1"
     )
     return ["prune", PLAIN, "--data", str(data), "--width", "0.5", *schedule.split(), "--out", str(folder)]
 

@@ -103,7 +103,9 @@ def test_what_cannot_be_timed_is_refused(names: list[str], options: dict[str, An
         bench(names, **{**OPTIONS, **options})  # pyright: ignore
 
 
-@pytest.mark.parametrize("how", ["onnxruntime", "onnxruntime-int8", "openvino", "ncnn", "executorch"])
+@pytest.mark.parametrize(
+    "how", ["onnxruntime", "onnxruntime-int8", pytest.param("openvino", marks=pytest.mark.slow), "ncnn", "executorch"]
+)
 def test_other_runtimes(how: str) -> None:
     if how in ("ncnn", "executorch") or (how == "openvino" and platform.machine() == "aarch64"):
         pytest.importorskip(how)

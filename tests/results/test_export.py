@@ -300,6 +300,7 @@ def test_a_network_that_cannot_be_exported_leaves_no_file(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @needs_openvino
 def test_openvino_reads_what_was_written(tmp_path: Path) -> None:
     import openvino

@@ -89,7 +89,7 @@ def test_known_networks_load_by_themselves(name: str, tmp_path: Path) -> None:
     [
         ("resnet20", ["stage1.1", "stage2.0", "stage3.0"]),
         ("torchvision:resnet18", ["layer1.0", "layer2.0", "layer4.1"]),
-        ("torchvision:mobilenet_v2", ["features.3", "features.16"]),
+        pytest.param("torchvision:mobilenet_v2", ["features.3", "features.16"], marks=pytest.mark.slow),
     ],
 )
 def test_a_network_without_some_branches(name: str, without: list[str], tmp_path: Path) -> None:
