@@ -34,6 +34,7 @@ types: $(VENV)/.dev
 # Into site/, without a network; a broken link is an error. The variable silences a notice of the theme's.
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "written to site/index.html"
 
 docs-serve: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve

@@ -40,6 +40,9 @@ validation set, cut at once, and re-fitted with 512 of them, without training. T
 RANDOM = """\
 Other weights are random, ranked by the L1 norm: widths and times are of the kind that such a cut gives.
 """
+BEFORE = """\
+The table of these rows was fitted to the times of layers alone: MACs became part of the fit later.
+"""
 
 
 def page(device: str, batch: int) -> str:
@@ -55,6 +58,7 @@ def page(device: str, batch: int) -> str:
         lines += [_row(each, row, ways, bool(tested)) for row in each["rows"]]
     text = METHOD.format(repetitions=found[0]["repetitions"]) + "\n"
     text += TRAINED.format(tested=tested) + RANDOM if tested else RANDOM.replace("Other weights", "Weights")
+    text += BEFORE if device == "cuda" else ""
     weights = " --weights FOLDER --photos FOLDER" if tested else ""
     command = f"python benchmarks/latency.py --networks ... --device {device} --batch {batch}{weights} --runners"
     where = found[0]["where"] + ("; bf16, channels last" if device == "cuda" else "; fp32 but for int8")

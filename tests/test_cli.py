@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import secateur
 from secateur import cli
 from secateur.cli.command import _run as run_command
 from secateur.cli.command import commands
@@ -45,6 +46,13 @@ def test_the_list_of_commands_answers_at_once_and_is_short(arguments):
     for name in commands():
         assert f"• {name} " in result.stdout
     assert "examples:" not in result.stdout
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert not stop.value.code
+    assert capsys.readouterr().out == f"secateur {secateur.__version__}\n"
 
 
 def test_help_teaches_with_examples(capsys):

@@ -202,8 +202,9 @@ def test_a_process_that_is_killed_in_its_baseline_and_in_pruning(
         kill(process)
         assert process.returncode == -signal.SIGKILL
         assert (folder / "baseline.safetensors").exists() == (command[0] == "resume"), "40 epochs"
-    status, _, err = secateur("resume", folder, "--device", "cpu")
+    status, out, err = secateur("resume", folder, "--device", "cpu")
     assert status == 0, err
+    assert "resumed after " in out + err
     assert outcome(folder) == outcome(tmp_path / "undisturbed")
 
 

@@ -10,6 +10,7 @@ from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Union
 
+import secateur
 from secateur.errors import DamagedCheckpoint, Interrupted, SecateurError, place_of, unknown_name
 
 
@@ -72,6 +73,9 @@ def _parse(arguments: list[str]) -> Any:
             tyro.conf.OmitArgPrefixes,
         ),
     }
+    if arguments == ["--version"]:
+        print(f"secateur {secateur.__version__}")
+        sys.exit()
     known = commands()
     if not arguments or arguments[0].startswith("-"):
         each = [

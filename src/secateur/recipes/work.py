@@ -125,6 +125,8 @@ def perform(
         )
         if world.leads and job.files is not None and not (out / SPLIT).is_file():
             say(keep_split(job, order, out))
+    if resumes:
+        say(f"resumed after {run.history[-1].name}" if run.history else "resumed at its beginning")
     if not resumes and isinstance(job.task.train, Photos) and world.size == 1:
         say(forecast(run, len(job.task.train.paths)))
     result = _finish(run, out, about, observer)
