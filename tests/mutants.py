@@ -311,8 +311,29 @@ MUTANTS = """
 + first = second = torch.lerp(at[0], at[1], right)
 # layers of all kinds are scaled alike
 @ tests/pruning/test_calibration.py::test_what_networks_take_is_found_again[concatenated]
-- _scaled(layer, scale[kind], volume * size, each)
-+ _scaled(layer, weights[0], volume * size, each)
+- scale[kind],
++ weights[0],
+# branches within a branch take it along
+@ tests/pruning/test_branch_pruning.py::test_branches_within_a_branch_do_not_take_it_along
+- if not {name for each in within for name in each.groups}.issuperset(branch.groups):
++ if branch.groups:
+# infinite scores are added up
+@ tests/pruning/test_branch_pruning.py::test_what_has_an_infinite_score_stays
+- scores = scores.double().clamp_max(most)
++ scores = scores.double()
+# branches that are gone take time
+@ tests/pruning/test_branch_pruning.py::test_the_table_of_times_knows_branches
+- return float(each[:, 0] @ self._weights(stays))
++ return float(each[:, 0].sum())
+# a branch is scored by gates before its last layer
+@ tests/pruning/test_branch_pruning.py::test_gates_before_the_last_layer_do_not_score_a_branch
+- if step in body and self.steps[step].leaves:
+-     found.add(step)
+- elif step in body:
+-     waiting += self.steps[step].reads
++ if step in body:
++     found |= {step} if self.steps[step].leaves else set()
++     waiting += self.steps[step].reads
 # fitted weights may be negative
 @ tests/pruning/test_calibration.py::test_no_weight_is_negative
 - if bool((weights >= 0).all()) and error < best - 1e-12:
@@ -364,9 +385,9 @@ MUTANTS = """
 + self.total += change
 # a score goes on over a removal
 @ tests/pruning/test_scores.py::test_after_a_removal_scores_are_those_of_the_smaller_network[taylor-Chain-False]
-- self.score.begin(self.gates)
-- gone = before & ~self.kept
-+ gone = before & ~self.kept
+- self._begin_score()
+- alone = torch.tensor(
++ alone = torch.tensor(
 # a fraction is one of all filters, not of those that remain
 @ tests/pruning/test_pruner.py::test_a_fraction_is_one_of_the_filters_that_remain
 - gated = filters_per_channel(self.graph)[self.kept & self.gates.removable]
