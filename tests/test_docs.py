@@ -94,7 +94,7 @@ def blocks_of(page: Path) -> list[Block]:
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), OWN_MODEL / "README.md"]
 BLOCKS = {str(page.relative_to(ROOT)): blocks_of(page) for page in PAGES if page.exists()}
 RUN = [page for page, blocks in BLOCKS.items() if any(block.kind in ("python", "shell") for block in blocks)]
-LONG = ("docs/howto/repair.md",)
+LONG = ("docs/howto/repair.md", "docs/howto/criteria.md")
 """Pages that take too long for every day."""
 
 

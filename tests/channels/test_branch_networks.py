@@ -84,6 +84,7 @@ def test_known_networks(name: str) -> None:
     assert not set(everything.gone) & set(tensors_of(secateur.shrink(model, everything)))
 
 
+@pytest.mark.slow
 def test_random_plans_of_channels_and_branches() -> None:
     torch.manual_seed(1)
     for make in (tv("resnet18"), tv("mobilenet_v2"), lambda: CifarResNet(14, shortcut="pad")):

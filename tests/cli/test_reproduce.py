@@ -122,6 +122,7 @@ def test_appendix_d_draws_what_was_removed_of_each_layer(reproduce: Call, out: P
     assert len(shapes(page.with_suffix(".svg"), f"fill: {BLUE}")) == len(layers)
 
 
+@pytest.mark.slow
 def test_table_3(reproduce: Call, out: Path) -> None:
     status, _, err = reproduce("table3", PLAIN, "--quiet")
     assert (status, err) == (0, "")

@@ -76,6 +76,7 @@ def test_onnx_runs_in_onnxruntime(name: str, tmp_path: Path) -> None:
     assert sizes == pytest.approx(sum(t.numel() for t in model.state_dict().values()), rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_program_runs_without_our_code(tmp_path: Path) -> None:
     model, example = pruned("resnet14")
     assert export_program(model, example, tmp_path / "network.pt2") < 1e-5
@@ -94,7 +95,7 @@ assert program(example.expand(5, -1, -1, -1)).shape[0] == 5
 @pytest.mark.parametrize(
     ("name", "without"),
     [
-        ("resnet14", ["stage1.1", "stage2.0"]),
+        pytest.param("resnet14", ["stage1.1", "stage2.0"], marks=pytest.mark.slow),
         pytest.param("torchvision:mobilenet_v2", ["features.3", "features.16"], marks=pytest.mark.slow),
     ],
 )

@@ -7,10 +7,10 @@ import sysconfig
 import warnings
 from collections.abc import Sequence
 from dataclasses import field, make_dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Union
 
-import secateur
 from secateur.errors import DamagedCheckpoint, Interrupted, SecateurError, place_of, unknown_name
 
 
@@ -74,7 +74,7 @@ def _parse(arguments: list[str]) -> Any:
         ),
     }
     if arguments == ["--version"]:
-        print(f"secateur {secateur.__version__}")
+        print(f"secateur {version('secateur')}")
         sys.exit()
     known = commands()
     if not arguments or arguments[0].startswith("-"):
