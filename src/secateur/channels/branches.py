@@ -315,7 +315,7 @@ def as_branches(graph: ChannelGraph, found: Iterable[Found]) -> tuple[Branch, ..
         branch = Branch(block, each.cut, addend, each.rows, tuple(groups))
         own = graph.within(branch)
         # Gates whose channels all stay within the branch are not on its addend.
-        sites = {s.module for s in graph.sites if not is_kept(s.channels, own).all() or bool((s.channels < 0).all())}
+        sites = {site.module for site in graph.sites if not is_kept(site.channels, own).all()}
         gate = next((module for module in reversed(each.ends) if module in sites), None)
         branches.append(replace(branch, gate=gate))
     return tuple(branches)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -225,8 +225,7 @@ class ChannelGraph:
         without: names of branches that are gone, beside those that keep none of their channels.
         """
         keep = self.all_kept() if keep is None else keep
-        names = {*without, *self.without(keep)}
-        gone, tensors = {row for name in names for row in self.branch(name).rows}, self.tensors_of(names)
+        gone, tensors = self._rows_and_tensors({*without, *self.without(keep)})
         macs = self.count_macs(keep) - sum(self.layers[row].value(keep) for row in gone)
         params = self.count_params(keep) - sum(row.value(keep) for row in self.sizes if tensors and row.name in tensors)
         return Cost(macs, params)
@@ -253,6 +252,9 @@ class ChannelGraph:
         """The parameters and buffers of these branches."""
         return {tensor for name in branches for tensor in self.branch(name).cut.tensors}
 
+    def _rows_and_tensors(self, branches: Collection[str]) -> tuple[set[int], set[str]]:
+        return {row for name in branches for row in self.branch(name).rows}, self.tensors_of(branches)
+
     def within(self, branch: Branch) -> Tensor:
         """A boolean per channel: whether it is one of the branch's own."""
         inside = torch.tensor([group.name in branch.groups for group in self.groups], dtype=torch.bool, device="cpu")
@@ -261,8 +263,7 @@ class ChannelGraph:
     def savings(self, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """MACs and parameters that the removal of each channel alone would save, as the network stands."""
         keep = self.all_kept() if keep is None else keep
-        names = self.without(keep)
-        rows, tensors = {row for name in names for row in self.branch(name).rows}, self.tensors_of(names)
+        rows, tensors = self._rows_and_tensors(self.without(keep))
         layers = [row for number, row in enumerate(self.layers) if number not in rows]
         return savings(layers, keep), savings([row for row in self.sizes if row.name not in tensors], keep)
 

@@ -52,9 +52,8 @@ def calibrated(
     volume, each, constant = weights[-3:]
     inside = graph.tensors_of(branch.name for branch in graph.branches)
     # What the network takes for itself is no branch's.
-    always = [layer.name for layer in table.layers if layer.name not in inside] or [
-        layer.name for layer in table.layers
-    ]
+    every = [layer.name for layer in table.layers]
+    always = [name for name in every if name not in inside] or every
     layers = [
         _scaled(
             layer,

@@ -165,15 +165,14 @@ def _measure_layer(
         # Whatever else the machine does only adds time, so the shortest is nearest to the truth.
         seconds = time_in_turn(calls, device, repetitions)
         table.append([1e6 * min(seconds[outputs_left]) / times for outputs_left in across])
-    if device.type == "cuda":
-        return LayerTable("", (known[0], known[1]), down, across, tuple(tuple(line) for line in table))
-    # Times on a CPU are noisy, and the widths that a budget chooses would be the lucky ones: fewer channels never take
-    # more time.
-    for line in table:
-        for left, right in reversed(list(pairwise(range(len(line))))):
-            line[left] = min(line[left], line[right])
-    for upper, lower in reversed(list(pairwise(table))):
-        upper[:] = [min(a, b) for a, b in zip(upper, lower, strict=True)]
+    if device.type != "cuda":
+        # Times on a CPU are noisy, and the widths that a budget chooses would be the lucky ones: fewer channels never
+        # take more time.
+        for line in table:
+            for left, right in reversed(list(pairwise(range(len(line))))):
+                line[left] = min(line[left], line[right])
+        for upper, lower in reversed(list(pairwise(table))):
+            upper[:] = [min(a, b) for a, b in zip(upper, lower, strict=True)]
     return LayerTable("", (known[0], known[1]), down, across, tuple(tuple(line) for line in table))
 
 

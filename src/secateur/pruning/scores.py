@@ -52,8 +52,8 @@ class Score:
         channels: their scores, as `end` gives them. kept: those that are left.
         """
         graph = self.gates.whole
-        own = [channels[kept & graph.within(branch)].sum() for branch in graph.branches]
-        by_channels = torch.stack([torch.zeros((), dtype=torch.float64, device="cpu"), *own])[1:]
+        own = [float(channels[kept & graph.within(branch)].sum()) for branch in graph.branches]
+        by_channels = torch.tensor(own, dtype=torch.float64, device="cpu")
         if type(self).end is not Score.end:
             return by_channels
         by_gates = self.gates.per_branch(self.entries())

@@ -240,7 +240,7 @@ def best_widths(
     branches = {name: min(score, most * len(scores)) for name, score in (branches or {}).items()}
     choices, gains = _widths(graph, kept, floors, multiple_of), list[Tensor]()
     for group, widths in zip(graph.groups, choices, strict=True):
-        here = scores[group.span][kept[group.span]].double().sort(descending=True).values
+        here = scores[group.span][kept[group.span]].sort(descending=True).values
         gains.append(torch.cat([here.new_zeros(1), here.cumsum(0)])[widths])
     named = [branch for branch in graph.branches if branch.name in branches]
     before = graph.tensors_of(graph.without(kept))
