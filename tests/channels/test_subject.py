@@ -213,3 +213,12 @@ def test_noise_leaves_nothing_at_zero_and_no_two_channels_alike() -> None:
     assert all(bool((tensor != 0).all()) for tensor in model.parameters())
     ratio = model[2].weight.data[1] / kept  # pyright: ignore
     assert bool(((ratio >= 0.9) & (ratio <= 1)).all())
+
+
+def test_memory_formats_do_not_matter() -> None:
+    """The weight of a 1x1 convolution in channels_last is a view of itself as a flat tensor, with other strides."""
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 1), nn.ReLU(), nn.Conv2d(16, 4, 1))
+    graph = secateur.analyze(plain, torch.randn(1, 3, 8, 8))
+    other = secateur.analyze(plain.to(memory_format=torch.channels_last), torch.randn(1, 3, 8, 8))
+    assert [group.size for group in graph.groups] == [8, 16]
+    assert str(other) == str(graph)

@@ -168,5 +168,6 @@ def perturb_(model: nn.Module) -> None:
                 part.mul_(less[: len(part)])
                 if not smallest > 0 or max(most) < HIDES:
                     part.copy_(torch.where(part == 0, 0.05 * noise[: len(part)], part))
-            tensor.copy_(flat.view(tensor.shape))
+            if flat.data_ptr() != tensor.data_ptr():  # not a view of it, as in other memory formats
+                tensor.copy_(flat.view(tensor.shape))
             start = (start + tensor.numel()) % PERIOD
