@@ -240,7 +240,7 @@ class Pruner:
         if fraction is None and budget is None:
             raise InvalidSetting("nothing says how much to prune", wanted="a fraction, or a budget as Budget(macs=0.4)")
         if optimizer is not None:
-            self._check_optimizer(optimizer)
+            self.check_optimizer(optimizer)
         target = Target(budget, self.graph, self.latency) if budget is not None else None
         branches = self.limits.removable(self.graph, budget)
         if target is not None:
@@ -373,7 +373,8 @@ class Pruner:
         if self.gates.merged:
             raise InvalidSetting("this Pruner has merged its gates", remedy="Make a new Pruner to prune further")
 
-    def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise if its state cannot be cut, or if it does not train the gates."""
         check_optimizer(optimizer, dict(self.model.named_parameters()))
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         names = {id(p): name for name, p in self.model.named_parameters()}
