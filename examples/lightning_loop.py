@@ -1,4 +1,4 @@
-"""Prune while Lightning trains: a callback of two methods."""
+"""Prune while Lightning trains."""
 
 import lightning
 import torch
@@ -7,22 +7,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import secateur
 from secateur.data.digits import digits
+from secateur.integrations.lightning import Prune
 from secateur.models.resnet_cifar import CifarResNet
-
-
-class Prune(lightning.Callback):
-    """Remove a share of the filters after every epoch until the budget is met."""
-
-    def __init__(self, pruner: secateur.Pruner, fraction: float, budget: secateur.Budget):
-        self.pruner, self.fraction, self.budget = pruner, fraction, budget
-
-    def on_before_optimizer_step(self, trainer, module, optimizer):
-        self.pruner.observe()  # Lightning calls this once per step, unscaled and before clipping
-
-    def on_train_epoch_end(self, trainer, module):
-        optimizer = trainer.optimizers[0]
-        removal = self.pruner.prune(self.fraction, self.budget, optimizer=optimizer)
-        print(f"epoch {trainer.current_epoch + 1}: {removal.filters} filters removed, {removal.cost.macs:,} MACs left")
 
 
 class Digits(lightning.LightningModule):
@@ -46,7 +32,7 @@ pruner = secateur.Pruner(model, torch.randn(1, 1, 8, 8))
 trainer = lightning.Trainer(
     max_epochs=4,
     accelerator="cpu",
-    callbacks=[Prune(pruner, fraction=0.2, budget=secateur.Budget(macs=0.5))],
+    callbacks=[Prune(pruner, secateur.Budget(macs=0.5), fraction=0.2, every=20, progress=print)],
     gradient_clip_val=5.0,
     logger=False,
     enable_checkpointing=False,
@@ -55,6 +41,6 @@ trainer = lightning.Trainer(
 )
 trainer.fit(Digits(model), loader)
 
-model = pruner.finish().eval()
+model.eval()  # the gates are merged
 accuracy = (model(test.images).argmax(1) == test.labels).float().mean()
 print(f"{pruner.cost.macs / pruner.graph.macs:.0%} of the MACs, {100 * accuracy:.1f}% of the test images correct")

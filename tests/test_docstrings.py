@@ -10,9 +10,11 @@ import torch
 import secateur
 
 MODULES = [m.name for m in pkgutil.walk_packages(secateur.__path__, "secateur.") if not m.name.endswith("__main__")]
+SLOW = {"secateur.integrations.lightning", "secateur.integrations.transformers"}
+"""Their packages take long to import."""
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", [pytest.param(m, marks=pytest.mark.slow) if m in SLOW else m for m in MODULES])
 def test_examples_in_docstrings(name: str) -> None:
     torch.manual_seed(0)
     module = importlib.import_module(name)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
-SLOW = {"accelerate_loop", "lightning_loop"}
+SLOW = {"accelerate_loop", "hugging_face", "lightning_loop", "transformers_loop"}
 """Their frameworks take long to import."""
 
 

@@ -18,6 +18,7 @@ SOURCE = Path(secateur.__file__).parent
 FLOORS = [
     {"__main__"},
     {"cli"},
+    {"integrations"},
     {"recipes"},
     {"results"},
     {"runs"},

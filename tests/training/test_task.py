@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from secateur import Task, classification, segmentation
 from secateur.errors import InvalidData
 from secateur.training.batches import count
-from secateur.training.task import pair
+from secateur.training.entries import pair
 
 
 class Fixed(nn.Module):
@@ -145,7 +145,7 @@ REFUSED: list[tuple[list[Callable[[], Any]], Any]] = [
     (losses(torch.eye(4).long()), "torch.int64 of shape (4, 4)"),
     (losses(torch.arange(3)), "torch.int64 of shape (3,)"),
     (losses(torch.eye(4))[1:], "torch.float32 of shape (4, 4)"),  # shares of classes are for training only
-    (losses(BATCH[1], model=PAIR), None),
+    (losses(BATCH[1], model=PAIR), "a tuple of 2"),
     (losses(3, torch.tensor(3), images=BATCH[0][3]), None),  # examples instead of batches
     ([lambda: classification([]).loss(Fixed(), BATCH[0])], "Tensor"),
     ([lambda: pair({"image": 1, "label": 2, "id": 3})], "a dict of image, label, id"),

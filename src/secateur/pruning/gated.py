@@ -39,6 +39,12 @@ class Fold:
     penalty: float
     """The weight of |phi| in the L1 term."""
 
+    @property
+    def computed(self) -> tuple[str, ...]:
+        """The attributes that are computed when they are read."""
+        names = ("weight", "bias") if self.weight is None else (self.weight, self.bias)
+        return tuple(name for name in names if name is not None)
+
 
 class Gated(nn.Module):
     """Mixed into the class of a module that carries a gate."""
@@ -74,6 +80,10 @@ class Gated(nn.Module):
         """phi and the parameters it is folded into."""
         names = ("gate_phi", self.gate_fold.weight, self.gate_fold.bias)
         return [p for name in names if name is not None and (p := self._parameters[name]) is not None]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # Its class has no name that a file could hold.
+        return _empty, (type(self).__bases__[1], self.gate_fold.computed), self.__getstate__()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         wide = {id(t) for p in self.gate_tensors() for t in (p, p.grad) if t is not None}
@@ -120,6 +130,12 @@ def _gated_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Modul
     return type(f"Gated{base.__name__}", (Gated, base), {**members, "__module__": base.__module__})
 
 
+def _empty(base: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
+    """A gated module without its state, as copies and pickles begin with."""
+    kind = _gated_class(base, names)
+    return kind.__new__(kind)
+
+
 def put_gate_(module: nn.Module, site: Site, some: Tensor, filter_scale: FilterScale) -> None:
     """Make this module a gated one.
 
@@ -152,9 +168,8 @@ def put_gate_(module: nn.Module, site: Site, some: Tensor, filter_scale: FilterS
             bias.data = _quotient(bias, divisor)
     module.register_parameter("gate_phi", nn.Parameter(phi))
     module.register_buffer("gate_mask", torch.ones_like(phi))
-    names = (site.weight, site.bias) if site.weight is not None else ("weight", "bias")
     vars(module)["gate_fold"] = fold
-    module.__class__ = _gated_class(type(module), tuple(name for name in names if name is not None))
+    module.__class__ = _gated_class(type(module), fold.computed)
 
 
 def _quotient(value: Tensor, divisor: Tensor) -> Tensor:

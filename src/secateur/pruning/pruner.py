@@ -153,15 +153,24 @@ class Pruner:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any], optimizer: torch.optim.Optimizer | None = None) -> None:
         """Bring a new Pruner, its model and the optimizer to the shapes of another one; then load the tensors."""
-        self.kept = state["kept"]
+        if state["kept"].shape != self.kept.shape:
+            got, wanted = (counted(kept.numel(), "channel") for kept in (state["kept"], self.kept))
+            raise InvalidSetting("the state is of another network", got=got, wanted=wanted)
+        if bool((state["present"] & ~self.gates.present.kept).any()) or self.gates.merged:
+            remedy = "Load it into a new Pruner of the whole network"
+            raise InvalidSetting("this Pruner has removed channels that the state has", remedy=remedy)
+        self.kept = state["kept"].clone()
         self.gates.mask_(self.kept)
         self.gates.cut_(state["present"], optimizer)
         if state["merged"]:
             self.merge_()
             return
         self._begin_score()
-        for name, value in state["score"].items():
-            self.score.state()[name].copy_(value)
+        own, given = self.score.state(), state["score"]
+        if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in given.items()}:
+            raise InvalidSetting("the state is of another score", wanted=f"one of {type(self.score).__name__}")
+        for name, tensor in own.items():
+            tensor.copy_(given[name])
 
     def observe(self) -> None:
         """Note the gradients: once per optimizer step, after `backward` and `scaler.unscale_`, before clipping."""
@@ -231,7 +240,7 @@ class Pruner:
         if fraction is None and budget is None:
             raise InvalidSetting("nothing says how much to prune", wanted="a fraction, or a budget as Budget(macs=0.4)")
         if optimizer is not None:
-            self._check_optimizer(optimizer)
+            self.check_optimizer(optimizer)
         target = Target(budget, self.graph, self.latency) if budget is not None else None
         branches = self.limits.removable(self.graph, budget)
         if target is not None:
@@ -364,7 +373,8 @@ class Pruner:
         if self.gates.merged:
             raise InvalidSetting("this Pruner has merged its gates", remedy="Make a new Pruner to prune further")
 
-    def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise if its state cannot be cut, or if it does not train the gates."""
         check_optimizer(optimizer, dict(self.model.named_parameters()))
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         names = {id(p): name for name, p in self.model.named_parameters()}

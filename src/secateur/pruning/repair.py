@@ -83,6 +83,8 @@ def _arguments(batch: Any, example: Example) -> Example:
     first = parts[0] if parts else None
     if names := list(example.kwargs):
         given = next((part for part in (batch, first) if isinstance(part, Mapping) and set(names) <= set(part)), None)
+        if given is None and len(names) == 1 and isinstance(first, Tensor):
+            given = {names[0]: first}
         if given is None:
             raise InvalidData("a batch lacks inputs of the network", got=type(batch).__name__, wanted=", ".join(names))
         return Example((), {name: given[name] for name in names})

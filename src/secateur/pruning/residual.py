@@ -16,6 +16,7 @@ from secateur.channels.cost import is_kept
 from secateur.channels.labels import Role
 from secateur.errors import InvalidModel
 from secateur.pruning.gates import Gates
+from secateur.pruning.hook import Hook
 from secateur.pruning.least_squares import features_of
 from secateur.pruning.scores import Score, register, zero_
 
@@ -106,7 +107,8 @@ class Residual(Score):
             zero_(self.sums)
         else:
             self.sums = {n: torch.zeros(shape, dtype=torch.float64, device=device) for n, shape in wanted.items()}
-        self.handles = [r.module.register_forward_hook(self._hook(r), with_kwargs=True) for r in self.readers]
+        hooks = [(reader.module, Hook(self._hook(reader))) for reader in self.readers]
+        self.handles = [module.register_forward_hook(hook, with_kwargs=True) for module, hook in hooks]
 
     def _hook(self, reader: Reader) -> Callable[..., None]:
         inputs, gradients = (name for name, _ in reader.shapes())

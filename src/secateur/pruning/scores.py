@@ -19,6 +19,7 @@ from secateur.channels.plan import Plan
 from secateur.channels.shrink import cut
 from secateur.errors import InvalidModel, InvalidSetting, unknown_name
 from secateur.pruning.gates import Gates
+from secateur.pruning.hook import Hook
 
 SCORES: dict[str, type[Score]] = {}
 
@@ -236,7 +237,7 @@ class OutputScore(Score):
         else:
             self.sums = [torch.zeros_like(phi, dtype=torch.float64, requires_grad=False) for phi in phis]
             self.counts = torch.zeros(len(phis), dtype=torch.long, device=phis[0].device)
-        self.handles = [m.register_forward_hook(self._hook(i)) for i, m in enumerate(gates.modules)]
+        self.handles = [m.register_forward_hook(Hook(self._hook(i))) for i, m in enumerate(gates.modules)]
 
     def _hook(self, number: int) -> Callable[[nn.Module, Any, Tensor], None]:
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:

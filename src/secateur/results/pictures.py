@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from secateur.modes import evaluating
 from secateur.results.figures import draw_pictures
 from secateur.training.batches import device_of
-from secateur.training.task import output_of, pair
+from secateur.training.entries import output_of, pair
 
 ROWS = 4
 """The number of images."""

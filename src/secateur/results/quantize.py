@@ -114,7 +114,7 @@ def export_int8(
         export_onnx(model, call, whole, metadata)
         say("calibrating")
         with seeded(seed):
-            inputs = gather(unaugmented(reseed(task.train, seed)), call, images)
+            inputs = gather(map(task.inputs, unaugmented(reseed(task.train, seed))), call, images)
         quantize_file(whole, small, inputs, method, skip)
         before, after = OnnxNetwork(whole), OnnxNetwork(small)
         _check_batches(after, before, call)
@@ -123,7 +123,7 @@ def export_int8(
         metrics = (task.metrics(before), task.metrics(pair)) if task.labelled else ({}, {})
         if not pair.total:
             for batch in unaugmented(task.train):
-                for each in gather([batch], call, sys.maxsize):
+                for each in gather([task.inputs(batch)], call, sys.maxsize):
                     each(pair)
         agreement = 100 * pair.same / pair.total
         if agreement < 50:

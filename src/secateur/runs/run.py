@@ -133,7 +133,8 @@ class Run:
         if self.settings.learning.distill:
             with torch.no_grad():
                 for example in self.graph.calls.get("eval", ())[:1]:
-                    scores_of(example.copied().on(next(teacher.parameters()).device)(copy_model(teacher).eval()))
+                    given = example.copied().on(next(teacher.parameters()).device)
+                    scores_of(given(copy_model(teacher).eval()), self.task.output)
         trains_first = False
         for phase in self.phases:
             trains_first |= phase.trains_whole
@@ -166,7 +167,8 @@ class Run:
         """The loss of the task, with the whole network as a teacher where the settings say so."""
         if not learning.distill or self.whole is None:
             return self.task.loss
-        return distilled(self.task.loss, self._copy(self.whole), learning.distill, learning.distill_temperature)
+        teacher, output = self._copy(self.whole), self.task.output
+        return distilled(self.task.loss, teacher, learning.distill, learning.distill_temperature, output)
 
     def events(self) -> Iterator[Event]:
         """Do the run, one event at a time."""
@@ -226,7 +228,7 @@ class Run:
             if not are_finite(self.model.parameters()):
                 raise NonFiniteLoss(self.num_batches - 1)
         except NonFiniteLoss as error:
-            raise self._diverged(where, error.step) from error
+            raise self._diverged(where, error) from error
         self.align_()
         self.epoch += 1
         self.position = Position()
@@ -254,7 +256,8 @@ class Run:
             return draw(unaugmented(source), share_of(source, 2 * count), None, generator)
 
         with seeded(self.settings.seed, self.stage, self.epoch):
-            yield prefetch(self._batches(drawn), self.trainer.device), -(-count // self.world.size)
+            batches = map(self.task.inputs, prefetch(self._batches(drawn), self.trainer.device))
+            yield batches, -(-count // self.world.size)
 
     def _after_step(self, step: int) -> None:
         if self.on_step is not None:
@@ -347,18 +350,19 @@ class Run:
         state = self.model.state_dict()
         self.good = {n: v.detach().clone() if isinstance(v, Tensor) else copy.deepcopy(v) for n, v in state.items()}
 
-    def _diverged(self, where: str, step: int) -> Diverged:
+    def _diverged(self, where: str, error: NonFiniteLoss) -> Diverged:
         last = self.history[-1].name if self.history else "the start"
         self.model.load_state_dict(self.good)
         only_train_(self.model, self.trained)
         if self.pruner is not None:
             self.pruner.finish()
-        return Diverged(
-            f"the loss is not finite in {where}, step {step + 1}",
-            result=self._result(),
-            remedy=f"The network after {last} is in the error's `result`. If the data of that step are finite, try a "
-            "lower learning rate, or clip the gradients",
-        )
+        what, remedy = f"the loss is not finite in {where}, step {error.step + 1}", "Correct the data"
+        if error.in_data is not None:
+            what += f"; its batch holds {'' if error.in_data else 'no '}NaN or infinite values"
+        if not error.in_data:
+            remedy = "Try a lower learning rate, or clip the gradients"
+        remedy = f"The network after {last} is in the error's `result`. {remedy}"
+        return Diverged(what, result=self._result(), remedy=remedy)
 
     def _result(self, metrics: dict[str, float] | None = None) -> Result:
         unsync_batchnorm_(self.synced)

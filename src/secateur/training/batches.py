@@ -82,6 +82,16 @@ def num_examples(batch: Any) -> int | None:
     return sizes[0] if sizes else None
 
 
+def is_finite(batch: Any) -> Tensor | bool:
+    """Whether no fraction in a batch is NaN or infinite; computed on their device, without waiting for it."""
+    ends: list[Tensor] = []
+    map_tensors(
+        batch,
+        lambda tensor: ends.extend(tensor.aminmax()) if tensor.is_floating_point() and tensor.numel() else None,
+    )
+    return torch.stack([end.isfinite() for end in ends]).all() if ends else True
+
+
 def check_repeats(batches: Iterable[Any] | None, what: str) -> None:
     """Raise for what cannot be iterated, or only once."""
     can_be_iterated = batches is None or any(hasattr(batches, name) for name in ("__iter__", "__getitem__"))

@@ -12,14 +12,16 @@ from torch import Tensor, nn
 from secateur.errors import InvalidData
 from secateur.nested import map_tensors
 from secateur.training.batches import device_of, hand_over
-from secateur.training.task import Loss, tensor_of
+from secateur.training.entries import Key, form_of, tensor_of
+from secateur.training.task import Loss
 
 
-def distilled(loss: Loss, teacher: nn.Module, weight: float, temperature: float) -> Loss:
+def distilled(loss: Loss, teacher: nn.Module, weight: float, temperature: float, output: Key | None = None) -> Loss:
     """(1 - weight) * loss + weight * T^2 * KL(teacher || model), both softened by the temperature T.
 
     Whenever the loss calls the model, the teacher is called with the same arguments, so this works for any task whose
     model gives scores over classes along axis 1.
+    output: where these are in what both return.
     """
     teacher.eval().requires_grad_(False)
 
@@ -28,37 +30,37 @@ def distilled(loss: Loss, teacher: nn.Module, weight: float, temperature: float)
         outputs: list[Any] = []
 
         def called(module: nn.Module, args: Any, kwargs: Any) -> None:
-            answers.append(_asked(teacher, args, kwargs))
+            answers.append(_asked(teacher, args, kwargs, output))
 
         ask = model.register_forward_pre_hook(called, with_kwargs=True)
-        keep = model.register_forward_hook(lambda module, args, output: outputs.append(output))
+        keep = model.register_forward_hook(lambda module, args, found: outputs.append(found))
         try:
-            own = loss(model, batch)
+            labelled = loss(model, batch)
         finally:
             ask.remove()
             keep.remove()
         if not outputs:
             raise InvalidData("the loss never calls the model, so there is nothing to distil")
         pairs = zip(outputs, answers, strict=True)
-        terms = [softened(scores_of(output), answer(), temperature) for output, answer in pairs]
-        return (1 - weight) * own + weight * torch.stack(terms).mean()
+        terms = [softened(scores_of(own, output), answer(), temperature) for own, answer in pairs]
+        return (1 - weight) * labelled + weight * torch.stack(terms).mean()
 
     return combined
 
 
 @torch.no_grad()
-def _asked(teacher: nn.Module, args: Any, kwargs: Any) -> Callable[[], Tensor]:
+def _asked(teacher: nn.Module, args: Any, kwargs: Any, output: Key | None) -> Callable[[], Tensor]:
     """A function that waits for the teacher's scores, which a GPU computes at the same time as the model's."""
     # Both may write to what they are given.
     args, kwargs = map_tensors((args, kwargs), torch.clone)
     device = device_of(teacher)
     if device.type != "cuda":
-        target = scores_of(teacher(*args, **kwargs))
+        target = scores_of(teacher(*args, **kwargs), output)
         return lambda: target
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        target = scores_of(teacher(*args, **kwargs))
+        target = scores_of(teacher(*args, **kwargs), output)
 
     def answer() -> Tensor:
         # Holds what the teacher reads until here, so that the model does not get that memory meanwhile.
@@ -79,10 +81,14 @@ def _wide(scores: Tensor) -> Tensor:
     return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
 
 
-def scores_of(output: Any) -> Tensor:
-    """The scores in a model's output; raises if there are none."""
-    scores = tensor_of(output)
+def scores_of(found: Any, output: Key | None = None) -> Tensor:
+    """The scores in what a model returns; raises if there are none."""
+    scores = tensor_of(found, output)
     if scores is None or scores.dim() < 2:
-        got = type(output).__name__
-        raise InvalidData("the output of the model cannot be distilled", got=got, wanted="scores over classes")
+        raise InvalidData(
+            "the output of the model cannot be distilled",
+            got=form_of(found),
+            wanted="scores over classes",
+            remedy='Say where they are when you make the task, as with output="logits"' if scores is None else None,
+        )
     return scores

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from secateur.errors import InvalidData
 from secateur.randomness import preserved, random_state, restore_random
-from secateur.training.batches import device_of, num_examples, prefetch
+from secateur.training.batches import device_of, is_finite, num_examples, prefetch
 from secateur.training.compiled import Compiled, pays, unchanged
 from secateur.training.distributed import World
 from secateur.training.engine import Engine
@@ -57,11 +57,14 @@ class Work:
 
 
 class NonFiniteLoss(Exception):
-    """The loss has become NaN or infinite at this step."""
+    """The loss has become NaN or infinite at this step.
 
-    def __init__(self, step: int) -> None:
+    in_data: whether the batch of that step holds such values; None if that is not known.
+    """
+
+    def __init__(self, step: int, in_data: bool | None = None) -> None:
         super().__init__(f"the loss is not finite at step {step}")
-        self.step = step
+        self.step, self.in_data = step, in_data
 
 
 @dataclass
@@ -100,6 +103,7 @@ class Trainer:
         self._total = torch.zeros((), dtype=torch.float64, device=self.device)
         self._count = torch.zeros((), dtype=torch.long, device=self.device)
         self._broken = torch.full((), NEVER, dtype=torch.long, device=self.device)
+        """Twice the first step with a loss that is not finite, and one more if its batch was finite."""
 
     def forget(self) -> None:
         """Drop captured and compiled steps: the tensors have changed shape, or others train."""
@@ -165,8 +169,8 @@ class Trainer:
         return Position(step, float(self.world.average(self._total)), self.world.gather(random_state()))
 
     def _look(self) -> None:
-        if int(self.world.smallest(self._broken)) != NEVER:
-            raise NonFiniteLoss(int(self._broken))
+        if (broken := int(self.world.smallest(self._broken))) != NEVER:
+            raise NonFiniteLoss(broken // 2, in_data=broken % 2 == 0)
 
     def _do(self, work: Work, batch: Any, weight: float, first: bool, last: bool, check: bool) -> None:
         # A run may be resumed with the last batch of an epoch, which is smaller: nothing is made for its shapes.
@@ -188,13 +192,15 @@ class Trainer:
     def _backward(self, work: Work, batch: Any, weight: float, check: bool) -> None:
         if work.prepare is not None:
             work.prepare()
+        finite = is_finite(batch)
         with self.autocast():
             loss = work.loss(self._compiled.get(work.name) or self.model, batch)
         if check:
             check_loss(loss)
         value = loss.detach()
         self._total.add_(value, alpha=weight)
-        self._broken.copy_(torch.where((self._broken == NEVER) & ~value.isfinite(), self._count, self._broken))
+        here = torch.where(value.isfinite(), NEVER, 2 * self._count + finite)
+        self._broken.copy_(torch.minimum(self._broken, here))
         self._count += 1
         self.scaler.scale(loss * (weight / self.engine.accumulate)).backward()
         if work.collect is not None:

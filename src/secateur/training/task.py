@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from secateur.errors import InvalidData
 from secateur.modes import evaluating
 from secateur.training.batches import check_repeats, device_of, prefetch
+from secateur.training.entries import Entries, Key, check_entries, check_key, entry, output_of, pair
 
 Loss = Callable[[nn.Module, Any], Tensor]
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
-IMAGES = {"image", "images", "img", "imgs", "pixel_values", "input", "inputs", "x"}
-LABELS = {"label", "labels", "target", "targets", "class", "classes", "mask", "masks", "y"}
-"""Names of the two entries of a batch that is a dict."""
-OWN_TASK = "Task(train, loss=lambda model, batch: ...)"
+IGNORED = -100
+"""The label of an image without one in `classification`."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,8 @@ class Task:
     labelled: whether the loss can train a network. Without labels it can only score channels.
     chance: the accuracy in percent, as `evaluate` gives it, of always answering the most frequent class; None as long
         as nothing was evaluated.
+    output: where the class scores are in what the model returns, for distillation: a key, an attribute, or an index.
+    batch: which entries of a batch are the images and the labels, for repair: two keys or two indices.
     """
 
     train: Iterable[Any]
@@ -41,8 +42,12 @@ class Task:
     evaluate: Evaluate | None = None
     labelled: bool = True
     chance: Callable[[], float | None] | None = None
+    output: Key | None = None
+    batch: Entries | None = None
 
     def __post_init__(self) -> None:
+        check_key(self.output)
+        check_entries(self.batch)
         for name, of in (("loss", "the model and a batch"), ("evaluate", "the model")):
             value = getattr(self, name)
             if not callable(value) and (value is not None or name == "loss"):
@@ -57,6 +62,10 @@ class Task:
                 wanted="a function of the model and a batch",
                 remedy="Write lambda model, batch: criterion(model(batch[0]), batch[1])",
             )
+
+    def inputs(self, batch: Any) -> Any:
+        """The images of a batch, as the model's one argument; the batch itself where nothing says which they are."""
+        return batch if self.batch is None else (entry(batch, self.batch[0]),)
 
     def metrics(self, model: nn.Module) -> dict[str, float]:
         """The numbers of `evaluate`; none without it."""
@@ -82,21 +91,36 @@ def check_task(task: Any) -> Task:
 
 
 def classification(
-    train: Iterable[Any], test: Iterable[Any] | None = None, *, label_smoothing: float = 0.0, top5: bool = False
+    train: Iterable[Any],
+    test: Iterable[Any] | None = None,
+    *,
+    label_smoothing: float = 0.0,
+    top5: bool = False,
+    output: Key | None = None,
+    batch: Entries | None = None,
 ) -> Task:
     """Images and labels in, cross-entropy; accuracy in percent, and loss, over all images of `test`.
 
+    The label -100 means "ignored".
+
     top5: also report how often the right class is among the five with the highest scores.
+    output: where the scores are in what the model returns: a key or attribute as "logits", or the index of a tuple.
+    batch: which entries of a batch are the images and the labels: ("image", "label") or (0, 2).
     """
+    read, scores_of = partial(pair, entries=batch), partial(output_of, output=output)
     check_repeats(test, "test")
     check, check_test = LabelCheck(), LabelCheck()
     most_frequent: float | None = None
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        images, labels = pair(batch)
-        logits = output_of(model, images)
-        check(labels, logits, -100, probabilities=True)
-        return F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
+        images, labels = read(batch)
+        logits = scores_of(model, images)
+        check(labels, logits, IGNORED, probabilities=True)
+        if labels.is_floating_point():
+            return F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
+        # The mean over no label would be 0 / 0. The product with 1 changes no bit, nor does the choice of the labels.
+        some = (labels != IGNORED).any()
+        return F.cross_entropy(logits, torch.where(some, labels, 0), label_smoothing=label_smoothing) * some
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         nonlocal most_frequent
@@ -104,23 +128,26 @@ def classification(
         right = among = total = summed = 0.0
         seen: Any = 0
         for batch in prefetch(test, device_of(model)):
-            images, labels = pair(batch)
-            logits = output_of(model, images)
-            check_test(labels, logits, -100)
+            images, labels = read(batch)
+            logits = scores_of(model, images)
+            check_test(labels, logits, IGNORED)
+            valid = labels != IGNORED
             right += (logits.argmax(1) == labels).sum()
             if top5:
                 best = logits.topk(min(5, logits.shape[1]), dim=1).indices
                 among += (best == labels[:, None]).any(1).sum()
             summed += F.cross_entropy(logits.float(), labels, reduction="sum")
-            total += labels.numel()
-            seen = seen + F.one_hot(labels.flatten().clamp_min(0), logits.shape[1]).sum(0)
+            total += valid.sum()
+            seen = seen + (F.one_hot(labels.flatten().clamp_min(0), logits.shape[1]) * valid.flatten()[:, None]).sum(0)
         if not total:
             raise InvalidData("the test data are empty", remedy="Pass test=None to skip testing")
+        total = float(total)
         most_frequent = 100 * float(seen.max()) / total
         metrics = {"accuracy": 100 * float(right) / total, "loss": float(summed) / total}
         return metrics | ({"top5": 100 * float(among) / total} if top5 else {})
 
-    return Task(train, loss, evaluate if test is not None else None, chance=lambda: most_frequent)
+    metrics = evaluate if test is not None else None
+    return Task(train, loss, metrics, chance=lambda: most_frequent, output=output, batch=batch)
 
 
 def segmentation(
@@ -130,17 +157,21 @@ def segmentation(
     num_classes: int,
     ignore_index: int = 255,
     summed: bool = False,
+    output: Key | None = None,
+    batch: Entries | None = None,
 ) -> Task:
     """Images and label maps in, cross-entropy per pixel; mean IoU and pixel accuracy in percent over all of `test`.
 
     summed: sum the loss over the pixels of an image, as FCN's learning rates need it, instead of averaging.
+    output, batch: as of `classification`; without `output`, "out" is read where the model returns a dict.
     """
+    read, scores_of = partial(pair, entries=batch), partial(output_of, output=output)
     check_repeats(test, "test")
     check, check_test = LabelCheck(), LabelCheck()
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        images, labels = pair(batch)
-        logits = output_of(model, images)
+        images, labels = read(batch)
+        logits = scores_of(model, images)
         check(labels, logits, ignore_index, probabilities=True)
         if labels.is_floating_point():  # shares of every class, of which none is ignored
             total, pixels = F.cross_entropy(logits, labels, reduction="sum"), labels[:, 0].numel()
@@ -153,8 +184,8 @@ def segmentation(
         assert test is not None
         counts: Tensor | None = None
         for batch in prefetch(test, device_of(model)):
-            images, labels = pair(batch)
-            logits = output_of(model, images)
+            images, labels = read(batch)
+            logits = scores_of(model, images)
             if logits.shape[1] > num_classes:
                 raise InvalidData(
                     "the model has more classes than num_classes", got=logits.shape[1], wanted=num_classes
@@ -175,28 +206,29 @@ def segmentation(
             "pixel_accuracy": 100 * float(hits.sum() / table.sum()),
         }
 
-    return Task(train, loss, evaluate if test is not None else None)
+    return Task(train, loss, evaluate if test is not None else None, output=output, batch=batch)
 
 
-def unlabelled(train: Iterable[Any], test: Iterable[Any], whole: nn.Module) -> Task:
+def unlabelled(train: Iterable[Any], test: Iterable[Any], whole: nn.Module, *, output: Key | None = None) -> Task:
     """Images alone in; agreement with the whole network in percent, over all images, or pixels, of `test`.
 
     The loss is the cross-entropy against classes drawn from the network's own probabilities, so that the mean square of
     its gradients is the Fisher information.
     whole: is asked when metrics are first computed; `test` must give the same images in each pass.
+    output: as of `classification`.
     """
     check_repeats(test, "test")
     answers: list[Tensor] = []
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        scores = class_scores(model, batch)
+        scores = class_scores(model, batch, output)
         # The largest of scores with Gumbel noise is such a draw; torch.multinomial would wait for the GPU.
         noise = torch.empty_like(scores, dtype=torch.float32).exponential_().log()
         return F.cross_entropy(scores, (scores.detach() - noise).argmax(1))
 
     def predictions(model: nn.Module) -> Iterator[Tensor]:
         for batch in prefetch(test, device_of(model)):
-            yield class_scores(model, batch).argmax(1).int()
+            yield class_scores(model, batch, output).argmax(1).int()
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         if not answers:
@@ -210,100 +242,15 @@ def unlabelled(train: Iterable[Any], test: Iterable[Any], whole: nn.Module) -> T
             raise InvalidData("the test data are empty")
         return {"agreement": 100 * float(same) / total}
 
-    return Task(train, loss, evaluate, labelled=False)
+    return Task(train, loss, evaluate, labelled=False, output=output)
 
 
-def class_scores(model: nn.Module, images: Any) -> Tensor:
+def class_scores(model: nn.Module, images: Any, output: Key | None = None) -> Tensor:
     """The scores that a model gives, a class along axis 1."""
-    scores = output_of(model, images)
+    scores = output_of(model, images, output)
     if scores.dim() < 2:
         raise InvalidData("the model does not give class scores", got=tuple(scores.shape), wanted="(images, classes)")
     return scores
-
-
-def pair(batch: Any) -> tuple[Any, Tensor]:
-    """Images and labels, from a pair or a dict with two entries; integer labels become long."""
-    if isinstance(batch, Mapping) and len(batch) == 2:
-        batch = _by_key(batch)
-    if isinstance(batch, (tuple, list)) and len(batch) == 2 and _is_one(batch[1]):
-        raise InvalidData("a batch holds a single image and its label", remedy="Put a DataLoader around the dataset")
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
-        got = f"a dict of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
-        raise InvalidData(
-            "a batch is of another form", got=f"{got:.200}", wanted="images and labels", remedy=f"Write {OWN_TASK}"
-        )
-    images, labels = batch
-    return images, labels if labels.is_floating_point() else labels.long()
-
-
-def _by_key(batch: Mapping[Any, Any]) -> tuple[Any, Any]:
-    """Images and labels of a dict in any order: by their names, or else by their data types and shapes."""
-    one, other = batch
-    parts = batch[one], batch[other]
-    first = _role(one) - _role(other) or _fit(*parts) - _fit(*parts[::-1])
-    if not first:
-        raise InvalidData(
-            "a batch does not show which entry holds the images",
-            got=f"{one!r} and {other!r}",
-            wanted="'image' and 'label'",
-            remedy=f"Rename the keys, or write {OWN_TASK}",
-        )
-    return parts if first > 0 else parts[::-1]
-
-
-def _role(name: Any) -> int:
-    word = str(name).lower()
-    return (word in IMAGES) - (word in LABELS)
-
-
-def _fit(images: Any, labels: Any) -> bool:
-    """Whether these can be images and labels, and not the other way round."""
-    return (
-        isinstance(images, Tensor)
-        and isinstance(labels, Tensor)
-        and images.is_floating_point()
-        and not labels.is_floating_point()
-        and images.dim() > labels.dim()
-    )
-
-
-def _is_one(label: Any) -> bool:
-    return isinstance(label, int) or (isinstance(label, Tensor) and not label.dim())
-
-
-def output_of(model: nn.Module, images: Any) -> Tensor:
-    """The scores that a model gives."""
-    try:
-        output = tensor_of(model(images))
-    except RuntimeError as error:
-        wanted = next((p.dtype for p in model.parameters()), None)
-        if not isinstance(images, Tensor) or images.dtype == wanted or not _runs(model, images.to(wanted)):
-            raise
-        remedy = "Convert them in the data, as with images.float()"
-        if images.dtype == torch.float32:
-            remedy = "Prune the model in single precision, model.float(); half precision is a setting of the Engine"
-        raise InvalidData(
-            "images and model differ in data type", got=images.dtype, wanted=wanted, remedy=remedy
-        ) from error
-    if output is None:
-        raise InvalidData("the model does not give one tensor of scores", remedy=f"Write {OWN_TASK}")
-    return output
-
-
-def tensor_of(output: Any) -> Tensor | None:
-    """The one tensor that a model gives, or the "out" of torchvision's segmentation networks; None for others."""
-    if isinstance(output, Mapping):
-        output = output.get("out")
-    return output if isinstance(output, Tensor) else None
-
-
-@torch.no_grad()
-def _runs(model: nn.Module, images: Tensor) -> bool:
-    try:
-        model(images)
-    except RuntimeError:
-        return False
-    return True
 
 
 class LabelCheck:

@@ -1,0 +1,1 @@
+"""Callbacks for other people's trainers. Each module needs the package it is named after."""
