@@ -8,6 +8,7 @@ import importlib.util
 import os
 import pickle
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,33 @@ def test_a_detector_is_pruned_while_it_trains() -> None:
     for module in model.modules():
         if isinstance(module, Split):
             assert module.first[0].out_channels % 2 == 0
+
+
+def test_secateur_itself_does_without_ultralytics() -> None:
+    assert not [path for path in (ROOT / "src").rglob("*.py") if "ultralytics" in path.read_text()]
+
+
+XML = """<annotation><size><width>600</width><height>400</height></size>
+<object><name>dog</name><bndbox><xmin>300</xmin><ymin>100</ymin><xmax>420</xmax><ymax>300</ymax></bndbox></object>
+</annotation>"""
+
+
+def test_heads_of_pets_become_a_dataset(tmp_path: Path) -> None:
+    for folder in ("images", "xmls"):
+        (tmp_path / folder).mkdir()
+    for number in range(6):
+        Image.new("RGB", (512, 512)).save(
+            tmp_path / "images" / f"great_pug_{number}.jpg"
+        )  # the annotation has the size
+        (tmp_path / "xmls" / f"great_pug_{number}.xml").write_text(XML)
+    out = tmp_path / "heads"
+    runpy.run_path(str(EXAMPLE / "pets.py"))["write"](tmp_path / "images", tmp_path / "xmls", out)
+    assert sorted(path.name for path in (out / "images/val").iterdir()) == ["great_pug_0.jpg", "great_pug_5.jpg"]
+    assert len(list((out / "labels/train").iterdir())) == 4
+    assert (out / "labels/val/great_pug_0.txt").read_text() == "1 0.600000 0.500000 0.200000 0.500000\n"
+    with Image.open(out / "images/train/great_pug_1.jpg") as image:
+        assert image.size == (320, 213), "the shape that the annotation says"
+    assert f"path: {out}" in (out / "data.yaml").read_text()
 
 
 needs_ultralytics = pytest.mark.skipif(

@@ -47,8 +47,9 @@ def write(images: Path, annotations: Path, out: Path) -> None:
             (out / "labels" / part / f"{path.stem}.txt").write_text("".join(lines))
             shrink = SIZE / max(width, height)
             size = (max(1, round(width * shrink)), max(1, round(height * shrink)))
-            image = Image.open(images / f"{path.stem}.jpg").convert("RGB").resize(size, Image.Resampling.LANCZOS)
-            image.save(out / "images" / part / f"{path.stem}.jpg", quality=88)
+            with Image.open(images / f"{path.stem}.jpg") as image:
+                small = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+            small.save(out / "images" / part / f"{path.stem}.jpg", quality=88)
     (out / "data.yaml").write_text(YAML.format(folder=out.resolve()))
 
 
