@@ -1,0 +1,65 @@
+"""Prune as far as an accuracy allows, for a command: several runs, in folders of one folder."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from secateur.cli.options import RunOutput
+from secateur.cli.runs import follow
+from secateur.errors import Interrupted, InvalidSetting
+from secateur.files import read_json, to_json, write_atomic
+
+if TYPE_CHECKING:
+    from secateur.recipes.work import RunConfig
+    from secateur.runs.events import Result
+
+SEARCH = "search.json"
+
+
+def start_search(config: RunConfig, target: float, out: Path, output: RunOutput) -> str:
+    """Begin a search, or go on with it; what the command prints in the end."""
+    from secateur.recipes.work import smaller
+    from secateur.runs.search import name_of, search
+    from secateur.training.distributed import join, leave
+
+    world = join()
+    if world.leads:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomic(out / SEARCH, to_json({"target_accuracy": target}))
+
+    def attempt(share: float, since: float | None) -> Result:
+        source = out / name_of(since) if since is not None else None
+        return follow(smaller(config, keep_macs=share), out / name_of(share), output, source)
+
+    def say(line: str) -> None:
+        if world.leads and not output.quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    try:
+        share, result = search(attempt, target, say)
+    except Interrupted as error:
+        error.remedy = f"Resume it: secateur resume {shlex.quote(str(out))}"
+        raise
+    leave()
+    if not world.leads:
+        return ""
+    saved = out / name_of(share) / "result"
+    if output.json:
+        found = {"macs": result.after.macs, "params": result.after.params, "metrics": result.metrics}
+        return to_json({**found, "result": str(saved)})
+    found = f"the smallest network found with {target:g} or more on held-out images"
+    return f"{result}\n\n{found}\nsaved in {saved}; its card.md says how to load it"
+
+
+def resume_search(out: Path, output: RunOutput) -> str:
+    """Go on with a search that was stopped."""
+    from secateur.recipes.work import read_run
+    from secateur.runs.search import FIRST, name_of
+
+    target = read_json(out / SEARCH).get("target_accuracy")
+    if not isinstance(target, int | float):
+        raise InvalidSetting(f"{out / SEARCH} is damaged", remedy="Start again in another folder")
+    return start_search(read_run(out / name_of(FIRST)), float(target), out, output)
