@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from secateur.results.load import load
     from secateur.runs.events import Event, Result
     from secateur.runs.prune import prune, train
+    from secateur.runs.search import prune_to
     from secateur.runs.settings import Ticks, TickTock, Tocks
     from secateur.training.engine import Engine
     from secateur.training.settings import Learning, Schedule, Training
@@ -68,6 +69,7 @@ __all__ = [
     "measure_latency",
     "merge_gates_",
     "prune",
+    "prune_to",
     "repair",
     "save",
     "segmentation",
@@ -104,6 +106,7 @@ _HOMES = {
     "results.load": ("load",),
     "runs.events": ("Event", "Result"),
     "runs.prune": ("prune", "train"),
+    "runs.search": ("prune_to",),
     "runs.settings": ("TickTock", "Ticks", "Tocks"),
     "training.engine": ("Engine",),
     "training.settings": ("Learning", "Schedule", "Training"),

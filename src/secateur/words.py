@@ -1,4 +1,4 @@
-"""Numbers with their nouns."""
+"""Numbers with their nouns, and times."""
 
 
 def counted(number: int, thing: str, things: str = "") -> str:
@@ -8,3 +8,21 @@ def counted(number: int, thing: str, things: str = "") -> str:
     ('1 Tick', '0 epochs', '1,438 images', '2 classes')
     """
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds in a readable unit.
+
+    >>> duration(0.0032), duration(2.5), duration(64.8), duration(7320)
+    ('3.20 ms', '2.5 s', '1 min 5 s', '2 h 2 min')
+    """
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms" if seconds >= 0.1 or seconds < 0.001 else f"{1000 * seconds:.2f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -16,7 +16,6 @@ from secateur.data.preprocessing import Preprocessing
 from secateur.errors import InvalidData, InvalidSetting
 from secateur.files import read_json
 from secateur.models.lookup import find_model
-from secateur.recipes.duration import num_ticks
 from secateur.recipes.jobs import Job, Order, build
 from secateur.recipes.paper import find_recipe
 from secateur.recipes.repair import repair_network
@@ -24,6 +23,7 @@ from secateur.recipes.starts import begin, open_network
 from secateur.recipes.work import first_training
 from secateur.results.load import about
 from secateur.results.predict import predict
+from secateur.runs.duration import num_ticks
 from secateur.runs.events import Event, FineTune, Start, Tick, Train
 
 NETWORK = "torchvision:shufflenet_v2_x0_5"

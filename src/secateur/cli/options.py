@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from secateur.cli.flags import Switch
 from secateur.errors import InvalidSetting
+from secateur.pruning.settings import UNITS
 from secateur.recipes.paper import find_recipe, is_recipe
+from secateur.runs.settings import Preset, TickTock
+from secateur.settings import flat_fields
 
 if TYPE_CHECKING:
     import torch
 
     from secateur.recipes.jobs import Order
-    from secateur.runs.settings import TickTock
+
+CHOOSE_ON = 0.1
+"""Share of the training images to choose by, where something is to be chosen and no share is typed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,9 @@ class Source:
     hold_out: int = 0
     """Train without this many of the training images, and test on them instead of the test images: for choosing."""
 
+    choose_on: float = 0.0
+    """Hold out this share of the training images to choose by: the best epoch (--best-epoch), or how far to prune."""
+
     ignore: tuple[str, ...] = ()
     """Modules whose channels stay: names, with wildcards."""
 
@@ -56,6 +64,7 @@ class Source:
             erase=self.erase,
             width=self.width,
             hold_out=self.hold_out,
+            choose_on=self.choose_on,
             ignore=self.ignore,
             inexact=self.inexact,
             weights=str(weights) if weights is not None else None,
@@ -99,13 +108,13 @@ class NewRunOutput(RunOutput):
         """Raise if there is something in the way."""
         if self.out.is_file():
             raise InvalidSetting(f"{self.out} is a file", remedy="Name a folder: --out FOLDER")
-        if (self.out / "config.json").exists():
+        if any((self.out / name).exists() for name in ("config.json", "search.json")):
             remedy = f"Resume it: secateur resume {self.out}; or name another folder: --out FOLDER"
             raise InvalidSetting(f"{self.out} holds a run already", remedy=remedy)
 
 
 def default_pruning(recipe: str) -> TickTock | None:
-    """How a recipe, or a job of the user's own, is pruned unless flags say otherwise."""
+    """How a recipe, or a job of the user's own, is pruned unless flags say otherwise; None for the preset "quick"."""
     if is_recipe(recipe):
         return find_recipe(recipe).pruning
     if ":" not in recipe:
@@ -113,6 +122,25 @@ def default_pruning(recipe: str) -> TickTock | None:
     from secateur.recipes.jobs import own_settings
 
     return own_settings(recipe)
+
+
+def pruning_of(recipe: str, preset: Preset | None, values: dict[str, Any]) -> TickTock:
+    """How to prune, with the values that were typed; of a recipe, a preset changes all but its budget and limits."""
+    default = default_pruning(recipe)
+    if default is None:
+        return TickTock.preset(preset or "quick", **values)
+    if preset is None or (preset == "paper" and not default.adapt):
+        return default.but(**with_epochs(values))
+    names = flat_fields(TickTock)
+    limits = {name: value for name, value in default.to_dict().items() if names[name][0][0] == "limits"}
+    budgets = {f"keep_{name}" for name in UNITS}
+    budget = {} if values.keys() & budgets else {f"keep_{default.budget.counts}": default.budget.share}
+    return TickTock.preset(preset, **{**limits, **budget, **values})
+
+
+def with_epochs(values: dict[str, Any]) -> dict[str, Any]:
+    """Whoever types a number of epochs wants that many."""
+    return {"finetune_min_steps": 0, **values} if "finetune_epochs" in values else values
 
 
 def check_folder(order: Order) -> None:

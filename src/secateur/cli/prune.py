@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from secateur.cli.flags import Switch, flags_of, typed
-from secateur.cli.options import NewRunOutput, RunOutput, Source, default_pruning
+from secateur.cli.options import CHOOSE_ON, NewRunOutput, RunOutput, Source, default_pruning, pruning_of
 from secateur.cli.runs import start
+from secateur.cli.search import SEARCH, resume_search, start_search
 from secateur.errors import InvalidSetting
 from secateur.pruning.settings import Budget
+from secateur.recipes.paper import is_recipe
 from secateur.recipes.recipe import scaled
-from secateur.runs.settings import TickTock
+from secateur.runs.settings import Preset, TickTock
 from secateur.training.engine import Engine
 
 
@@ -28,7 +30,8 @@ class Prune:
       secateur prune resnet56-cifar10 --data cifar --weights runs/baseline --keep-macs 0.3 --precision bf16
       secateur prune torchvision:resnet18@class_folders --data photos --weights photos.pth --keep-macs 0.5
       secateur prune torchvision:resnet18@images --data photos --weights resnet18.pth --keep-macs 0.7 --no-train
-      secateur prune my_project.task:build --keep-macs 0.4 --tick-removes 0.002
+      secateur prune my_project.task:build --keep-macs 0.4 --preset balanced
+      secateur prune my_project.task:build --target-accuracy 98
       torchrun --nproc-per-node 4 -m secateur prune my_project.task:build --keep-macs 0.4
     """
 
@@ -40,6 +43,12 @@ class Prune:
 
     new_head: str | None = None
     """The classifier to make anew, as fc, where the weights are for other classes: found for torchvision and timm."""
+
+    preset: Preset | None = None
+    """quick: repair, and a few epochs. balanced: some 25. paper: its settings. Your own jobs are quick by default."""
+
+    target_accuracy: float | None = None
+    """Instead of a budget: prune as far as this accuracy, in percent on held-out images, allows, in several runs."""
 
     no_train: Switch = False
     """Do not train: remove in small steps, and re-fit what is left after each. Needs few images, and no labels."""
@@ -58,11 +67,21 @@ class Prune:
 
     def run(self) -> str:
         from secateur.recipes.work import RunConfig
+        from secateur.runs.search import FIRST, check_no_budget
 
-        values = {"epochs_scale": self.epochs_scale, "new_head": self.new_head}
-        order = self.source.order(self.recipe, self.weights, **values)
-        default, values = default_pruning(self.recipe), typed(self.settings)
-        settings = default.but(**values) if default is not None else TickTock.of(**values)
+        given = {"epochs_scale": self.epochs_scale, "new_head": self.new_head}
+        source, values = self.source, typed(self.settings)
+        if (
+            (self.target_accuracy is not None or values.get("best_epoch"))
+            and not source.choose_on
+            and is_recipe(self.recipe)
+        ):
+            source = replace(source, choose_on=CHOOSE_ON)
+        order = source.order(self.recipe, self.weights, **given)
+        if self.target_accuracy is not None:
+            check_no_budget(values)
+            values["keep_macs"] = FIRST
+        settings = pruning_of(self.recipe, self.preset, values)
         if self.no_train:
             settings = _without_training(settings, values)
             if self.weights is None and not order.is_own:
@@ -71,6 +90,8 @@ class Prune:
         engine = Engine.of(**typed(self.engine))
         self.output.check_new()
         config = RunConfig(order=order, settings=scaled(settings, self.epochs_scale), engine=engine)
+        if self.target_accuracy is not None:
+            return start_search(config, self.target_accuracy, self.output.out, self.output)
         return start(config, self.output.out, self.output)
 
 
@@ -133,4 +154,6 @@ class Resume:
     def run(self) -> str:
         from secateur.recipes.work import read_run
 
+        if (self.folder / SEARCH).is_file():
+            return resume_search(self.folder, self.output)
         return start(read_run(self.folder), self.folder, self.output)

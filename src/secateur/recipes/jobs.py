@@ -111,12 +111,17 @@ class Order:
     hold_out: int = 0
     """Train without this many of the training images, and test on them instead of the test images."""
 
+    choose_on: float = 0.0
+    """Train without this share of the training images, and choose by them: the best epoch, or how far to prune."""
+
     epochs_scale: float = 1.0
     """Multiplies the epochs of a baseline that has to be trained first."""
 
     def __post_init__(self) -> None:
         check_types(self)
         object.__setattr__(self, "ignore", tuple(self.ignore))
+        if not 0 <= self.choose_on < 1:
+            raise InvalidSetting("choose_on is out of range", got=self.choose_on, wanted="a share, 0 or more, below 1")
         if not self.width > 0:
             raise InvalidSetting("width is out of range", got=self.width, wanted="a number above 0")
         if self.new_head is not None and self.weights is None:
@@ -128,7 +133,8 @@ class Order:
         if not self.is_own:
             find_recipe(self.recipe)
             return
-        unused = [name for name in ("data", "batch_size", "image_size", "hold_out", "erase") if getattr(self, name)]
+        names = ("data", "batch_size", "image_size", "hold_out", "choose_on", "erase")
+        unused = [name for name in names if getattr(self, name)]
         if unused:
             what = f"{self.recipe} has data of its own, so that these have no effect"
             raise InvalidSetting(what, got=" and ".join(unused))
@@ -164,11 +170,16 @@ def build(order: Order, seed: int, device: torch.device, channels_last: bool = F
         if not isinstance(train, Arrays | Photos):
             raise InvalidSetting("hold_out needs images with a class each", got=dataset.summary)
         train, test = train.hold_out(order.hold_out)
+    held_out = None
+    if order.choose_on:
+        if not isinstance(train, Arrays | Photos):
+            raise InvalidSetting("choose_on needs images with a class each", got=dataset.summary)
+        train, held_out = train.hold_out(max(1, round(order.choose_on * num_images(train))))
     if erase := recipe.erase if order.erase is None else order.erase:
         if not isinstance(train, Arrays):
             raise InvalidSetting("erase needs a dataset that is kept in memory", got=dataset.summary)
         train = replace(train, erase=erase)
-    train, test = _on(device, train, channels_last), _on(device, test, channels_last)
+    train, test, held_out = (_on(device, data, channels_last) for data in (train, test, held_out))
     num_classes = (dataset.num_classes or _count_classes(train)) if dataset.labelled else None
     options = network_options(recipe, dataset, num_classes, order.width)
     input_size = recipe.input_size or dataset.input_size
@@ -177,19 +188,22 @@ def build(order: Order, seed: int, device: torch.device, channels_last: bool = F
     with seeded(seed):
         model = find_model(recipe.network, **options)
         example = torch.randn(1, *input_size)
-    train, test = (replace(d, **normalization(model)) if isinstance(d, Photos) else d for d in (train, test))
+    scaled = normalization(model)
+    train, test, held_out = (replace(d, **scaled) if isinstance(d, Photos) else d for d in (train, test, held_out))
     if num_classes is None:
         task = unlabelled(train, test, whole=model)
     elif dataset.maps:
         task = segmentation(train, test, num_classes=num_classes, summed=recipe.summed)
     else:
-        task = classification(train, test, top5=recipe.top5)
+        task = classification(train, test, held_out=held_out, top5=recipe.top5)
     network = {"name": recipe.network, "options": options}
     about: dict[str, Any] = {}
     if isinstance(train, Photos) and isinstance(test, Photos):
         about = {"classes": train.classes, "preprocessing": Preprocessing.of(test)}
         if train.drawn:
             about["files"] = {"train": train.paths, "test": test.paths}
+            if isinstance(held_out, Photos):
+                about["files"]["choose"] = held_out.paths
     return Job(model.to(device), example.to(device), task, network, test if dataset.maps else None, **about)
 
 
@@ -240,6 +254,10 @@ def _on(device: torch.device, data: Any, channels_last: bool = False) -> Any:
     if not isinstance(data, Arrays | Photos):
         return data
     return replace(data.to(device), channels_last=data.channels_last or channels_last)
+
+
+def num_images(data: Arrays | Photos) -> int:
+    return len(data.paths) if isinstance(data, Photos) else int(data.labels.shape[0])
 
 
 def _count_classes(train: Any) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from secateur.data.catalog import find_dataset
 from secateur.errors import unknown_name
-from secateur.recipes.recipe import Recipe, from_scratch, of_photographs, transfer
+from secateur.recipes.recipe import Recipe, from_scratch, transfer
 from secateur.runs.settings import TickTock
 
 RECIPES: dict[str, Callable[[], Recipe]] = {}
@@ -35,7 +35,7 @@ def is_recipe(name: str) -> bool:
 def find_recipe(name: str) -> Recipe:
     """The recipe of that name, or NETWORK@DATASET for any network on any dataset with the paper's CIFAR settings.
 
-    A user's own photographs have shorter ones.
+    A user's own photographs have the preset "quick".
     """
     if name in RECIPES:
         return RECIPES[name]()
@@ -43,7 +43,7 @@ def find_recipe(name: str) -> Recipe:
     if not at:
         raise unknown_name("recipe", name, list(RECIPES))
     recipe = Recipe(network=network, data=data, batch_size=find_dataset(data).batch_size, transfer=transfer())
-    return recipe.but(pruning=of_photographs()) if data == "class_folders" else recipe
+    return recipe.but(pruning=TickTock.preset("quick", keep_macs=0.5)) if data == "class_folders" else recipe
 
 
 def summary_of(name: str) -> str:

@@ -30,23 +30,6 @@ def transfer() -> Training:
     return Training(schedule=Schedule(epochs=25, lr=0.01, lr_low=0.0, shape="warmup"))
 
 
-def of_photographs() -> TickTock:
-    """How a network is pruned on a user's own photographs: larger Ticks and shorter Tocks than on CIFAR.
-
-    There are fewer images than the paper's 50,000, and every epoch is slow: some 40 epochs for half of the MACs, where
-    the paper's settings take 100.
-    """
-    return TickTock.of(
-        keep_macs=0.5,
-        tick_removes=0.04,
-        tock_every=5,
-        tock_epochs=3,
-        finetune_epochs=25,
-        finetune_lr_low=0.0,
-        finetune_shape="warmup",
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A network on a dataset, with everything that is needed to train and to prune it."""
@@ -95,6 +78,7 @@ def scaled(settings: AnySettings, scale: float) -> AnySettings:
         tock_every=_times(settings.tocks.every, before / removes),
         tock_epochs=_times(settings.tocks.epochs, scale),
         finetune_epochs=_times(settings.finetune.epochs, scale),
+        finetune_min_steps=round(settings.finetune.min_steps * scale),
         retrain_epochs=_times(settings.retrain_epochs, scale),
     )
 

@@ -19,8 +19,10 @@ def keep_split(job: Job, order: Order, out: Path) -> str:
     parts = _parts(job, order)
     write_atomic(out / SPLIT, json.dumps(parts, indent=1))
     train, test = (len(parts[name]) for name in ("train", "test"))
-    share = f"{test / (train + test):.0%}"
-    return f"{counted(train, 'image')} to train on, {test:,} to test on ({share} of them, by class): see {out / SPLIT}"
+    share = f"{test / sum(map(len, parts.values())):.0%}"
+    chosen = f"{len(parts['choose']):,} to choose by, " if "choose" in parts else ""
+    tested = f"{test:,} to test on ({share} of them, by class)"
+    return f"{counted(train, 'image')} to train on, {chosen}{tested}: see {out / SPLIT}"
 
 
 def check_split(job: Job, order: Order, out: Path) -> None:

@@ -12,10 +12,8 @@ import torch
 
 from secateur.channels.analyze import analyze
 from secateur.channels.example import Example
-from secateur.data.photos import Photos
 from secateur.errors import Diverged, Interrupted, InvalidData, InvalidSetting, MissingExtra
 from secateur.recipes import starts
-from secateur.recipes.duration import forecast
 from secateur.recipes.jobs import Job, Order, build
 from secateur.recipes.paper import find_recipe
 from secateur.recipes.recipe import scaled, transfer
@@ -25,6 +23,8 @@ from secateur.results.artifact import save
 from secateur.results.bench import latency
 from secateur.results.pictures import draw_predictions
 from secateur.results.summary import device_name, shape_of
+from secateur.runs.adapt import adapted
+from secateur.runs.duration import forecast
 from secateur.runs.events import Event, Finished, Result
 from secateur.runs.prune import pruning_phases, training_phases
 from secateur.runs.record import continued, read_settings
@@ -100,6 +100,7 @@ def perform(
         }
         table = None
         if isinstance(settings, TickTock):
+            settings = adapted(settings, start.model, graph, job.task, say)
             if settings.needs_latency:
                 table = latency_table(job, settings, engine, out, say)
                 about["latency_table"] = table.where
@@ -127,8 +128,8 @@ def perform(
             say(keep_split(job, order, out))
     if resumes:
         say(f"resumed after {run.history[-1].name}" if run.history else "resumed at its beginning")
-    if not resumes and isinstance(job.task.train, Photos) and world.size == 1:
-        say(forecast(run, len(job.task.train.paths)))
+    if not run.history:
+        say(forecast(run))
     result = _finish(run, out, about, observer)
     if world.leads:
         _save(result, run, job, config, out, about, say)
@@ -154,7 +155,10 @@ def _check_start(start: starts.Start, config: RunConfig) -> None:
     if isinstance(config.settings, TickTock) and pruned:
         remedy = "Continue from its run, or fine-tune it"
         raise InvalidSetting(f"{config.order.weights} is already pruned", remedy=remedy)
-    if isinstance(config.settings, TickTock) and not config.settings.trains and start.new_head is not None:
+    untrained = (
+        isinstance(config.settings, TickTock) and not config.settings.trains and not config.settings.finetune.epochs
+    )
+    if untrained and start.new_head is not None:
         remedy = "Train it first: secateur train"
         raise InvalidSetting(f"pruning without training needs a trained network, and {start.new_head}", remedy=remedy)
     if config.settings.learning.distill and start.whole is None:

@@ -6,20 +6,24 @@ A phase says what trains, with which loss and learning rates, and what it report
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from secateur.channels.shrink import tensors_of
 from secateur.errors import InvalidSetting
 from secateur.runs.events import Event, FineTune, Start, Train
 from secateur.training.ema import Ema
 from secateur.training.loop import Work
 from secateur.training.optimizers import load_optimizer_state, make_optimizer, optimizer_state
 from secateur.training.settings import Learning, Schedule
+from secateur.training.task import HOLD_OUT
 from secateur.words import counted
 
 if TYPE_CHECKING:
@@ -101,23 +105,66 @@ def looks_random(model: nn.Module) -> bool:
     return bool(norms) and not any(bool(n.running_mean.any()) or bool((n.running_var != 1).any()) for n in norms)  # pyright: ignore
 
 
+@dataclass
+class Best:
+    """The epoch that has done best on held-out images."""
+
+    value: float = -math.inf
+    epoch: int = 0
+    last: float = -math.inf
+    """What the last epoch has got."""
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def see(self, run: Run, epoch: int) -> float:
+        """Evaluate the network after an epoch, and keep it if none was better."""
+        self.last = run.chosen_by()
+        if self.last > self.value:
+            self.value, self.epoch = self.last, epoch
+            with run.phase.evaluated():
+                self.tensors = {name: tensor.detach().clone() for name, tensor in tensors_of(run.model).items()}
+        return self.last
+
+    @torch.no_grad()
+    def restore_(self, run: Run, epochs: int) -> str:
+        """Give the network the weights of that epoch; says so."""
+        if self.epoch == epochs:
+            return f"the last epoch is the best on held-out images: {self.value:.2f}"
+        tensors = tensors_of(run.model)
+        for name, value in self.tensors.items():
+            tensors[name].copy_(value)
+        return (
+            f"kept epoch {self.epoch} of {epochs}: {self.value:.2f} on held-out images, {self.last:.2f} after the last"
+        )
+
+
 class TrainPhase(Phase):
     """Train everything that trains.
 
     name: baseline, retrain, train or finetune.
     distills: whether the whole network teaches.
     averages: whether a moving average of the weights becomes the result.
+    chooses: whether the best epoch may be kept.
     """
 
     def __init__(
-        self, name: str, schedule: Schedule, learning: Learning, *, distills: bool = False, averages: bool = False
+        self,
+        name: str,
+        schedule: Schedule,
+        learning: Learning,
+        *,
+        distills: bool = False,
+        averages: bool = False,
+        chooses: bool = False,
     ) -> None:
         self.name, self.schedule, self.learning = name, schedule, learning
         self.distills, self.averages = distills, averages
         self.trains_whole = name in ("baseline", "retrain")
         self.ema: Ema | None = None
+        self.best = Best() if chooses and learning.best_epoch else None
 
     def check(self, run: Run) -> None:
+        if self.best is not None and run.task.held_out is None:
+            raise InvalidSetting("best_epoch has nothing to choose by", remedy=HOLD_OUT)
         if self.schedule.epochs and not run.task.labelled:
             what = f"{self.name} needs labels, which the data do not have"
             raise InvalidSetting(what, got=counted(self.schedule.epochs, "epoch"), wanted="0 epochs")
@@ -133,7 +180,8 @@ class TrainPhase(Phase):
         self.unfinished = True
 
     def events(self, run: Run) -> Iterator[Event]:
-        epochs, steps = self.schedule.epochs, self.schedule.epochs * run.num_batches
+        epochs = self.schedule.length(run.num_batches)
+        steps = epochs * run.num_batches
         for epoch in range(run.epoch, epochs):
             started = time.perf_counter()
             before = epoch * run.num_batches
@@ -154,14 +202,19 @@ class TrainPhase(Phase):
                 self.unfinished = False
             values: dict[str, Any] = {"epoch": epoch + 1, "epochs": epochs, "loss": loss}
             kind, more = (FineTune, {}) if self.name == "finetune" else (Train, {"phase": self.name})
-            yield run.note(kind, run.metrics_after(last), started, **values, **more)
+            metrics = run.metrics_after(last)
+            if self.best is not None:
+                metrics = {**metrics, "held_out": self.best.see(run, epoch + 1)}
+            yield run.note(kind, metrics, started, **values, **more)
             run.save()
+        if self.best is not None and epochs:
+            run.progress(self.best.restore_(run, epochs))
         if run.pruner is not None:
             run.pruner.finish()
         self.ema = None
 
     def progress(self, run: Run) -> float:
-        return run.epoch / max(1, self.schedule.epochs)
+        return run.epoch / max(1, self.schedule.length(run.num_batches))
 
     def tensors(self) -> list[Tensor]:
         return self.ema.average if self.ema is not None else []
@@ -174,6 +227,7 @@ class TrainPhase(Phase):
             "optimizer": optimizer_state(self.optimizer, run.model),
             "ema": self.tensors(),
             "unfinished": self.unfinished,
+            "best": dict(vars(self.best)) if self.best is not None else None,
         }
 
     @torch.no_grad()
@@ -184,6 +238,8 @@ class TrainPhase(Phase):
         for own, value in zip(self.tensors(), state["ema"], strict=True):
             own.copy_(value)
         self.unfinished = state["unfinished"]
+        if state.get("best") is not None:
+            self.best = Best(**state["best"])
 
 
 def only_train_(model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:

@@ -17,11 +17,13 @@ from secateur.channels.verify import verify
 from secateur.errors import InvalidSetting
 from secateur.pruning.latency import LatencyTable
 from secateur.pruning.measure import measure_latency
+from secateur.runs.adapt import adapted
+from secateur.runs.duration import forecast
 from secateur.runs.events import Finished, Result
 from secateur.runs.phases import Phase, StartPhase, TrainPhase
 from secateur.runs.record import continued
 from secateur.runs.run import Progress, Run
-from secateur.runs.settings import TickTock
+from secateur.runs.settings import Preset, TickTock
 from secateur.runs.ticktock import PruningPhase
 from secateur.training.engine import Engine
 from secateur.training.settings import Training
@@ -33,6 +35,7 @@ def prune(
     example: Any,
     task: Task,
     *,
+    preset: Preset | None = None,
     settings: TickTock | None = None,
     engine: Engine | None = None,
     folder: str | Path | None = None,
@@ -47,7 +50,8 @@ def prune(
     """Analyse, prune, fine-tune and verify a copy of the model.
 
     example: what the model is called with: a tensor, a tuple of positional or a dict of keyword arguments.
-    settings: how to prune; `values` are single settings by flat name, as keep_macs=0.4 or finetune_epochs=10.
+    preset: how to prune: "quick" (the default), "balanced" or "paper", as of `TickTock.preset`.
+    settings: instead of a preset. `values` are single settings by flat name, as keep_macs=0.4 or finetune_epochs=10.
     engine: how to use the hardware.
     folder: where the run lives; one that was stopped there is resumed, given the same call.
     continue_from: the folder of a run that pruned less; this one starts from the end of its pruning.
@@ -55,13 +59,16 @@ def prune(
     graph: the analysis of the model, if you have it. Without it, `ignore` and `inexact` are those of `analyze`.
     latency: the times of the layers, from `measure_latency`; otherwise they are measured where they are needed.
     """
-    settings = settings.but(**values) if settings is not None else TickTock.of(**values)
+    if settings is not None and preset is not None:
+        raise InvalidSetting("preset and settings do not go together", remedy="Pass one of them")
+    settings = settings.but(**values) if settings is not None else TickTock.preset(preset or "quick", **values)
     say = progress or (lambda event: None)
     if graph is None:
         graph = analyze(model, example, ignore=ignore, inexact=inexact, progress=say)
     check_graph(graph)
     for note in graph.notes:
         say(f"note: {note}")
+    settings = adapted(settings, model, graph, task, say)
     if latency is None and settings.needs_latency:
         say("measuring the layers on this device")
         latency = measure_latency(model, example, multiple_of=settings.limits.multiple_of, progress=say)
@@ -75,6 +82,8 @@ def prune(
     whole = Plan(graph, graph.all_kept())
     with start:
         run = Run(settings, phases, model, whole, task, engine=engine, folder=folder, progress=say)
+    if progress is not None and not run.history:
+        say(forecast(run))
     result = finish(run)
     # Pruning has checked its cuts on random inputs of the example's shape; this is the example itself.
     verify(run.whole or model, result.plan, example)
@@ -96,9 +105,10 @@ def train(
     settings = settings.but(**values) if settings is not None else Training.of(**values)
     graph = analyze(model, example, probe=False)
     whole, say = Plan(graph, graph.all_kept()), progress or (lambda event: None)
-    return finish(
-        Run(settings, training_phases(settings), model, whole, task, engine=engine, folder=folder, progress=say)
-    )
+    run = Run(settings, training_phases(settings), model, whole, task, engine=engine, folder=folder, progress=say)
+    if progress is not None and not run.history:
+        say(forecast(run))
+    return finish(run)
 
 
 def finish(run: Run) -> Result:
@@ -125,10 +135,11 @@ def pruning_phases(
         schedule = replace(settings.finetune, epochs=settings.retrain_epochs)
         phases.append(TrainPhase("retrain", schedule, learning, averages=True))
     phases.append(PruningPhase(settings, latency))
-    phases.append(TrainPhase("finetune", settings.finetune, learning, distills=True, averages=True))
+    phases.append(TrainPhase("finetune", settings.finetune, learning, distills=True, averages=True, chooses=True))
     return phases
 
 
 def training_phases(settings: Training) -> Sequence[Phase]:
     """What a training run does."""
-    return [StartPhase(), TrainPhase("train", settings.schedule, settings.learning, distills=True, averages=True)]
+    training = TrainPhase("train", settings.schedule, settings.learning, distills=True, averages=True, chooses=True)
+    return [StartPhase(), training]

@@ -332,13 +332,22 @@ class Run:
 
     def metrics(self, model: nn.Module | None = None, exact: bool = False) -> dict[str, float]:
         """Computed by the leading process, known to all; in the precision of training unless `exact`."""
-        if self.task.evaluate is None:
-            return {}
         random = seeded(self.settings.seed, self.stage, self.epoch)
         weights = self.phase.evaluated() if model is None else nullcontext()
+        metrics: dict[str, float] = {}
         with random, weights, nullcontext() if exact else self.trainer.autocast():
             evaluated = model or (self.model if exact else self.trainer.for_evaluation())
-            return self.world.tell(self.task.metrics(evaluated) if self.world.leads else {})
+            if self.world.leads:
+                metrics = self.task.metrics(evaluated)
+                if exact and self.task.held_out is not None:
+                    metrics["held_out"] = self.task.chosen_by(evaluated)
+            return self.world.tell(metrics)
+
+    def chosen_by(self) -> float:
+        """What a choice between epochs is made by, known to all processes."""
+        with seeded(self.settings.seed, self.stage, self.epoch), self.phase.evaluated(), self.trainer.autocast():
+            model = self.trainer.for_evaluation()
+            return self.world.tell(self.task.chosen_by(model) if self.world.leads else None)
 
     def metrics_after(self, last: bool) -> dict[str, float]:
         """The metrics, if the settings want them after this epoch; `last` if it is the last of its phase or Tock."""

@@ -1,11 +1,11 @@
-"""The settings of Tick-Tock, with the paper's values as defaults. No torch."""
+"""The settings of Tick-Tock, with the paper's values as defaults, and presets of them. No torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from secateur.errors import InvalidSetting
+from secateur.errors import InvalidSetting, unknown_name
 from secateur.pruning.settings import Budget, Limits, Rank
 from secateur.settings import Settings, check_seed, group, is_share
 from secateur.training.settings import Evaluate, Learning, Schedule
@@ -24,6 +24,36 @@ PER_UNIT: dict[str, Rank] = {
     "latency": "score_per_microsecond",
 }
 """The rank by what a budget counts."""
+
+STEPS = {
+    "tick_removes": 0.05,
+    "tick_step": 0.05,
+    "tick_data": 1.0,
+    "tick_per_class": None,
+    "tick_images": 2048,
+    "tick_epochs": 1,
+    "tick_lr": 0.0,
+    "tick_shifts": False,
+    "tock_every": 0,
+    "repair": 512,
+}
+"""Small steps without training, with repair after each."""
+BY_TEACHER = {"distill": 0.9, "finetune_lr_low": 0.0, "finetune_shape": "warmup", "adapt": True}
+"""Fine-tuning with the whole network as teacher, where that is possible."""
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {
+        **STEPS,
+        **BY_TEACHER,
+        "tick_removes": 1.0,
+        "tick_step": 1.0,
+        "finetune_epochs": 5,
+        "finetune_min_steps": 1000,
+    },
+    "balanced": {**STEPS, **BY_TEACHER, "finetune_epochs": 25, "finetune_min_steps": 3000},
+    "paper": {},
+}
+"""Settings by what people want, beside the paper's."""
+Preset = Literal["quick", "balanced", "paper"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +157,9 @@ class TickTock(Settings):
     cut: Literal["auto", "now", "end"] = "auto"
     """When to cut the tensors: after every Tick, at the end, or whichever is faster on this device."""
 
+    adapt: bool = False
+    """Leave out repair or distillation where the task does not allow it, with a note, instead of raising."""
+
     evaluate: Evaluate = "always"
     """When to compute the metrics: after every epoch and Tick, when a Tock or phase ends, or at the end only."""
 
@@ -149,6 +182,29 @@ class TickTock(Settings):
         """The paper's baseline without Tocks; values by flat name."""
         return cls.of(**{"tock_every": 0, **values})
 
+    @classmethod
+    def preset(cls, name: Preset, **values: Any) -> TickTock:
+        """Settings by what is wanted; `values` by flat name, a budget among them, take precedence.
+
+        quick: score once, remove everything at once, re-fit what is left, and fine-tune for a few epochs.
+        balanced: remove in small steps, re-fit after each, and fine-tune for some 25 epochs.
+        paper: what the paper does.
+
+        >>> TickTock.preset("quick", keep_macs=0.4).finetune.epochs
+        5
+        """
+        if name not in PRESETS:
+            raise unknown_name("preset", name, list(PRESETS))
+        chosen = dict(PRESETS[name])
+        if "finetune_epochs" in values:
+            chosen.pop("finetune_min_steps", None)
+        if values.keys() & {"tick_data", "tick_per_class"}:
+            chosen.pop("tick_images", None)
+        settings = cls.of(**{**chosen, **values})
+        if not chosen or "rank" in values:
+            return settings
+        return settings.but(rank=PER_UNIT.get(settings.budget.counts, "score"))
+
     def without_training(self) -> TickTock:
         """The same budget and limits without any training: small steps, with repair between them.
 
@@ -157,21 +213,12 @@ class TickTock(Settings):
         (False, 512, 'score_per_mac')
         """
         return self.but(
-            tick_removes=0.05,
-            tick_step=0.05,
-            tick_data=1.0,
-            tick_per_class=None,
-            tick_images=2048,
-            tick_epochs=1,
-            tick_lr=0.0,
-            tick_shifts=False,
-            tock_every=0,
+            **STEPS,
             finetune_epochs=0,
             retrain_epochs=0,
             distill=0.0,
             ema=0.0,
             rank=PER_UNIT.get(self.budget.counts, "score"),
-            repair=512,
         )
 
     @property

@@ -228,8 +228,9 @@ class PruningPhase(Phase):
                 run.keep_good_state()
         self.trained = True
         only_train_(run.model, self.in_tock)
-        number, steps = self.tocks + 1, tocks.epochs * run.num_batches
-        for epoch in range(run.epoch, tocks.epochs):
+        number, epochs = self.tocks + 1, tocks.length(run.num_batches)
+        steps = epochs * run.num_batches
+        for epoch in range(run.epoch, epochs):
             started = time.perf_counter()
             before = epoch * run.num_batches
             work = self._work(
@@ -240,9 +241,9 @@ class PruningPhase(Phase):
                 steps=steps,
             )
             with self.folded.in_use() if self.folded is not None else nullcontext():
-                loss = run.train_epoch(f"Tock {number}, epoch {epoch + 1} of {tocks.epochs}", work)
-            metrics = run.metrics_after(epoch + 1 == tocks.epochs)
-            yield run.note(Tock, metrics, started, number=number, epoch=epoch + 1, epochs=tocks.epochs, loss=loss)
+                loss = run.train_epoch(f"Tock {number}, epoch {epoch + 1} of {epochs}", work)
+            metrics = run.metrics_after(epoch + 1 == epochs)
+            yield run.note(Tock, metrics, started, number=number, epoch=epoch + 1, epochs=epochs, loss=loss)
             run.save()
         self.tocks += 1
         self.part = "Tick"

@@ -8,6 +8,9 @@ from typing import Literal
 from secateur.settings import InvalidField, Settings, check_seed, group
 from secateur.training.schedules import SHAPES, Shape
 
+MORE_EPOCHS = 5
+"""How many times as many epochs there are at most, for `min_steps`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Settings):
@@ -15,6 +18,9 @@ class Schedule(Settings):
 
     epochs: int = 40
     """Number of epochs."""
+
+    min_steps: int = 0
+    """Train for at least this many steps, where data are few: in more epochs, up to 5 times as many."""
 
     lr: float = 1e-2
     """Highest learning rate."""
@@ -32,7 +38,7 @@ class Schedule(Settings):
     """What "steps" divides the learning rate by."""
 
     def check(self) -> None:
-        self.require("0 or more", "epochs", "lr", "lr_low", holds=lambda value: value >= 0)
+        self.require("0 or more", "epochs", "min_steps", "lr", "lr_low", holds=lambda value: value >= 0)
         if self.lr_low > self.lr:
             raise InvalidField("lr_low", "is out of range", got=self.lr_low, wanted=f"at most lr, {self.lr}")
         numbers = all(isinstance(value, int | float) for value in self.milestones)
@@ -40,6 +46,15 @@ class Schedule(Settings):
             wanted = "fractions of the epochs, between 0 and 1"
             raise InvalidField("milestones", "is out of range", got=self.milestones, wanted=wanted)
         self.require("a number above 0", "divide", holds=lambda value: value > 0)
+
+    def length(self, num_batches: int) -> int:
+        """How many epochs of so many batches it takes.
+
+        >>> schedule = Schedule(epochs=5, min_steps=1000)
+        >>> schedule.length(400), schedule.length(100), schedule.length(10)
+        (5, 10, 25)
+        """
+        return min(max(self.epochs, -(-self.min_steps // num_batches)), MORE_EPOCHS * self.epochs)
 
     def rate(self, step: int, num_steps: int) -> float:
         """The learning rate of a step, out of so many in the whole phase."""
@@ -75,6 +90,9 @@ class Learning(Settings):
 
     ema: float = 0.0
     """Decay of a moving average of the weights, which becomes the result of fine-tuning; 0 for none."""
+
+    best_epoch: bool = False
+    """Keep the epoch of training or fine-tuning that is best on held-out images, not the last one."""
 
     def check(self) -> None:
         self.require("0 or more", "momentum", "weight_decay", holds=lambda value: value >= 0)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from secateur.errors import InvalidData
+from secateur.errors import InvalidData, InvalidSetting
 from secateur.modes import evaluating
 from secateur.training.batches import check_repeats, device_of, prefetch
 from secateur.training.entries import Entries, Key, check_entries, check_key, entry, output_of, pair
@@ -21,6 +21,7 @@ Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 IGNORED = -100
 """The label of an image without one in `classification`."""
+HOLD_OUT = "Hold out some of the training images: classification(train, test, held_out=...), or --choose-on 0.1"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class Task:
         as nothing was evaluated.
     output: where the class scores are in what the model returns, for distillation: a key, an attribute, or an index.
     batch: which entries of a batch are the images and the labels, for repair: two keys or two indices.
+    held_out: like `evaluate`, over data that neither train nor test: a choice is made by its first number, of which
+        more is better.
+    gives_scores: whether the output of the model is class scores along axis 1, which presets distil.
     """
 
     train: Iterable[Any]
@@ -44,11 +48,13 @@ class Task:
     chance: Callable[[], float | None] | None = None
     output: Key | None = None
     batch: Entries | None = None
+    held_out: Evaluate | None = None
+    gives_scores: bool = False
 
     def __post_init__(self) -> None:
         check_key(self.output)
         check_entries(self.batch)
-        for name, of in (("loss", "the model and a batch"), ("evaluate", "the model")):
+        for name, of in (("loss", "the model and a batch"), ("evaluate", "the model"), ("held_out", "the model")):
             value = getattr(self, name)
             if not callable(value) and (value is not None or name == "loss"):
                 raise InvalidData(f"{name} cannot be called", got=type(value).__name__, wanted=f"a function of {of}")
@@ -69,17 +75,23 @@ class Task:
 
     def metrics(self, model: nn.Module) -> dict[str, float]:
         """The numbers of `evaluate`; none without it."""
-        if self.evaluate is None:
-            return {}
-        with evaluating(model):
-            numbers: Any = self.evaluate(model)
-        try:
-            return {name: float(value) for name, value in numbers.items()}
-        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-            got = f"{numbers!r:.200}"
-            raise InvalidData(
-                "evaluate returns no metrics", got=got, wanted='numbers by name: {"accuracy": 93.1}'
-            ) from error
+        return _numbers(self.evaluate, model, "evaluate") if self.evaluate is not None else {}
+
+    def chosen_by(self, model: nn.Module) -> float:
+        """The first number of `held_out`, by which a choice is made."""
+        if self.held_out is None:
+            raise InvalidSetting("there is nothing to choose by", remedy=HOLD_OUT)
+        return next(iter(_numbers(self.held_out, model, "held_out").values()))
+
+
+def _numbers(evaluate: Evaluate, model: nn.Module, name: str) -> dict[str, float]:
+    with evaluating(model):
+        numbers: Any = evaluate(model)
+    try:
+        return {name: float(value) for name, value in numbers.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        got, wanted = f"{numbers!r:.200}", 'numbers by name: {"accuracy": 93.1}'
+        raise InvalidData(f"{name} returns no metrics", got=got, wanted=wanted) from error
 
 
 def check_task(task: Any) -> Task:
@@ -94,6 +106,7 @@ def classification(
     train: Iterable[Any],
     test: Iterable[Any] | None = None,
     *,
+    held_out: Iterable[Any] | None = None,
     label_smoothing: float = 0.0,
     top5: bool = False,
     output: Key | None = None,
@@ -103,12 +116,14 @@ def classification(
 
     The label -100 means "ignored".
 
+    held_out: batches that are neither in `train` nor in `test`, to choose by.
     top5: also report how often the right class is among the five with the highest scores.
     output: where the scores are in what the model returns: a key or attribute as "logits", or the index of a tuple.
     batch: which entries of a batch are the images and the labels: ("image", "label") or (0, 2).
     """
     read, scores_of = partial(pair, entries=batch), partial(output_of, output=output)
     check_repeats(test, "test")
+    check_repeats(held_out, "held_out")
     check, check_test = LabelCheck(), LabelCheck()
     most_frequent: float | None = None
 
@@ -122,12 +137,11 @@ def classification(
         some = (labels != IGNORED).any()
         return F.cross_entropy(logits, torch.where(some, labels, 0), label_smoothing=label_smoothing) * some
 
-    def evaluate(model: nn.Module) -> dict[str, float]:
+    def evaluate(data: Iterable[Any], model: nn.Module) -> dict[str, float]:
         nonlocal most_frequent
-        assert test is not None
         right = among = total = summed = 0.0
         seen: Any = 0
-        for batch in prefetch(test, device_of(model)):
+        for batch in prefetch(data, device_of(model)):
             images, labels = read(batch)
             logits = scores_of(model, images)
             check_test(labels, logits, IGNORED)
@@ -142,12 +156,21 @@ def classification(
         if not total:
             raise InvalidData("the test data are empty", remedy="Pass test=None to skip testing")
         total = float(total)
-        most_frequent = 100 * float(seen.max()) / total
+        if data is test:
+            most_frequent = 100 * float(seen.max()) / total
         metrics = {"accuracy": 100 * float(right) / total, "loss": float(summed) / total}
         return metrics | ({"top5": 100 * float(among) / total} if top5 else {})
 
-    metrics = evaluate if test is not None else None
-    return Task(train, loss, metrics, chance=lambda: most_frequent, output=output, batch=batch)
+    return Task(
+        train,
+        loss,
+        partial(evaluate, test) if test is not None else None,
+        chance=lambda: most_frequent,
+        output=output,
+        batch=batch,
+        held_out=partial(evaluate, held_out) if held_out is not None else None,
+        gives_scores=True,
+    )
 
 
 def segmentation(
@@ -155,6 +178,7 @@ def segmentation(
     test: Iterable[Any] | None = None,
     *,
     num_classes: int,
+    held_out: Iterable[Any] | None = None,
     ignore_index: int = 255,
     summed: bool = False,
     output: Key | None = None,
@@ -163,10 +187,11 @@ def segmentation(
     """Images and label maps in, cross-entropy per pixel; mean IoU and pixel accuracy in percent over all of `test`.
 
     summed: sum the loss over the pixels of an image, as FCN's learning rates need it, instead of averaging.
-    output, batch: as of `classification`; without `output`, "out" is read where the model returns a dict.
+    held_out, output, batch: as of `classification`; without `output`, "out" is read where the model returns a dict.
     """
     read, scores_of = partial(pair, entries=batch), partial(output_of, output=output)
     check_repeats(test, "test")
+    check_repeats(held_out, "held_out")
     check, check_test = LabelCheck(), LabelCheck()
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -180,10 +205,9 @@ def segmentation(
             pixels = (labels != ignore_index).sum().clamp_min(1)  # maps without any label have no loss
         return total / (labels.shape[0] if summed else pixels)
 
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        assert test is not None
+    def evaluate(data: Iterable[Any], model: nn.Module) -> dict[str, float]:
         counts: Tensor | None = None
-        for batch in prefetch(test, device_of(model)):
+        for batch in prefetch(data, device_of(model)):
             images, labels = read(batch)
             logits = scores_of(model, images)
             if logits.shape[1] > num_classes:
@@ -206,7 +230,15 @@ def segmentation(
             "pixel_accuracy": 100 * float(hits.sum() / table.sum()),
         }
 
-    return Task(train, loss, evaluate if test is not None else None, output=output, batch=batch)
+    return Task(
+        train,
+        loss,
+        partial(evaluate, test) if test is not None else None,
+        output=output,
+        batch=batch,
+        held_out=partial(evaluate, held_out) if held_out is not None else None,
+        gives_scores=True,
+    )
 
 
 def unlabelled(train: Iterable[Any], test: Iterable[Any], whole: nn.Module, *, output: Key | None = None) -> Task:

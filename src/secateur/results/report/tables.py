@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from secateur.results.report.read import COSTS, PHASES, Run
-from secateur.results.report.words import brief, duration, number, percent, precise, sentence, share, text
+from secateur.results.report.words import brief, number, percent, precise, sentence, share, text
 from secateur.runs.settings import TickTock
 from secateur.settings import defaults_of
 from secateur.training.engine import Engine
 from secateur.training.settings import Training
-from secateur.words import counted
+from secateur.words import counted, duration
 
 KINDS = {"prune": TickTock, "train": Training}
 

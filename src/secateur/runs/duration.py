@@ -1,0 +1,110 @@
+"""How long a run will take, from a few steps of its training."""
+
+from __future__ import annotations
+
+import math
+import time
+from statistics import fmean
+
+import torch
+
+from secateur.channels.shrink import copy_model
+from secateur.randomness import seeded
+from secateur.runs.phases import Phase, TrainPhase
+from secateur.runs.run import Run
+from secateur.runs.settings import TickTock
+from secateur.runs.ticktock import PruningPhase
+from secateur.training.batches import prefetch, share_of
+from secateur.words import counted, duration
+
+BATCHES = 4
+"""Batches to time; the first of several warms up and does not count."""
+PATIENCE = 15.0
+"""Seconds after which no further batch is timed."""
+NAMES = {"finetune": "fine-tuning", "train": "training", "baseline": "training first", "retrain": "training once more"}
+"""What phases are called where people read it."""
+
+
+def forecast(run: Run) -> str:
+    """What the run will do, and how long an epoch and all training takes, in words."""
+    epochs = sum(epochs_of(phase, run) for phase in run.phases)
+    what = f"to do: {', '.join(part for phase in run.phases for part in parts_of(phase, run)) or 'nothing'}"
+    if run.world.size > 1 or not any(trains(phase) for phase in run.phases):
+        return what
+    epoch = run.num_batches * seconds_of_batch(run)
+    times = f"An epoch trains in about {duration(epoch)}, all of it in {duration(epochs * epoch)}"
+    return f"{what}. {times}; tests come on top"
+
+
+def parts_of(phase: Phase, run: Run) -> list[str]:
+    """What a phase does, in words."""
+    if isinstance(phase, TrainPhase):
+        epochs = phase.schedule.length(run.num_batches)
+        return [f"{counted(epochs, 'epoch')} of {NAMES.get(phase.name, phase.name)}"] if epochs else []
+    if not isinstance(phase, PruningPhase):
+        return []
+    settings = phase.settings
+    ticks = num_ticks(settings)
+    tocks, repair = num_tocks(settings), " with repair" if settings.repair else ""
+    length = settings.tocks.length(run.num_batches)
+    said = [f"{'' if ticks == 1 else 'about '}{counted(ticks, 'Tick')}{repair}"]
+    return [*said, f"{counted(tocks, 'Tock')} of {counted(length, 'epoch')}"] if tocks else said
+
+
+def trains(phase: Phase) -> bool:
+    if isinstance(phase, TrainPhase):
+        return phase.schedule.epochs > 0
+    return isinstance(phase, PruningPhase) and phase.settings.trains
+
+
+def seconds_of_batch(run: Run) -> float:
+    """Seconds to load a batch and to compute its gradients, in the mean over the first few."""
+    model = copy_model(run.model if run.pruner is None or run.whole is None else run.whole).train()
+    device, timed = run.trainer.device, list[float]()
+    begun = last = time.perf_counter()
+    with seeded(run.settings.seed):
+        for batch in prefetch(run.task.train, device):
+            with run.trainer.autocast():
+                loss = run.task.loss(model, batch)
+            loss.backward()
+            model.zero_grad()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            timed.append(time.perf_counter() - last)
+            last = time.perf_counter()
+            if len(timed) == BATCHES or last - begun > PATIENCE:
+                break
+    return fmean(timed[1:] or timed)
+
+
+def epochs_of(phase: Phase, run: Run) -> float:
+    """How many epochs a phase has; of pruning about, since Ticks end when the budget is met."""
+    if isinstance(phase, TrainPhase):
+        return phase.schedule.length(run.num_batches)
+    if not isinstance(phase, PruningPhase):
+        return 0
+    settings = phase.settings
+    share = settings.ticks.data
+    if settings.ticks.images is not None:
+        share = share_of(run.task.train, settings.ticks.images)
+    in_tocks = num_tocks(settings) * settings.tocks.length(run.num_batches)
+    return num_ticks(settings) * settings.ticks.epochs * share + in_tocks
+
+
+def num_ticks(settings: TickTock) -> int:
+    """About how many Ticks there will be, if what a Tick removes has the mean cost of a filter.
+
+    >>> num_ticks(TickTock.of(keep_macs=0.25, tick_removes=0.5)), num_ticks(TickTock.one_shot(keep_macs=0.25))
+    (2, 1)
+    """
+    budget, ticks = settings.budget, settings.ticks
+    if ticks.removes == 1:
+        return 1
+    by_filters = math.log(budget.share) / math.log(1 - ticks.removes)
+    return max(1, math.ceil(max(by_filters, (1 - budget.share) / ticks.step) - 1e-9))
+
+
+def num_tocks(settings: TickTock) -> int:
+    """About how many Tocks there will be."""
+    tocks = settings.tocks
+    return num_ticks(settings) // tocks.every + tocks.first if tocks.every else 0
