@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from secateur.runs.events import Event, Result
     from secateur.runs.prune import prune, train
     from secateur.runs.settings import Ticks, TickTock, Tocks
+    from secateur.training.detection import detection
     from secateur.training.engine import Engine
     from secateur.training.settings import Learning, Schedule, Training
     from secateur.training.task import Task, classification, segmentation
@@ -63,6 +64,7 @@ __all__ = [
     "UnreachableBudget",
     "analyze",
     "classification",
+    "detection",
     "insert_gates_",
     "load",
     "measure_latency",
@@ -105,6 +107,7 @@ _HOMES = {
     "runs.events": ("Event", "Result"),
     "runs.prune": ("prune", "train"),
     "runs.settings": ("TickTock", "Ticks", "Tocks"),
+    "training.detection": ("detection",),
     "training.engine": ("Engine",),
     "training.settings": ("Learning", "Schedule", "Training"),
     "training.task": ("Task", "classification", "segmentation"),
