@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from secateur.recipes.jobs import Job
     from secateur.results.artifact import save
     from secateur.results.load import load
+    from secateur.results.write import export
     from secateur.runs.events import Event, Result
     from secateur.runs.prune import prune, train
     from secateur.runs.settings import Ticks, TickTock, Tocks
@@ -65,6 +66,7 @@ __all__ = [
     "analyze",
     "classification",
     "detection",
+    "export",
     "insert_gates_",
     "load",
     "measure_latency",
@@ -104,6 +106,7 @@ _HOMES = {
     "recipes.jobs": ("Job",),
     "results.artifact": ("save",),
     "results.load": ("load",),
+    "results.write": ("export",),
     "runs.events": ("Event", "Result"),
     "runs.prune": ("prune", "train"),
     "runs.settings": ("TickTock", "Ticks", "Tocks"),
