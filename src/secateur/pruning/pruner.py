@@ -167,6 +167,8 @@ class Pruner:
             return
         self._begin_score()
         own, given = self.score.state(), state["score"]
+        if not given or not self.gates.modules:
+            return  # a run that continues another begins a new score; without gates there is none
         if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in given.items()}:
             raise InvalidSetting("the state is of another score", wanted=f"one of {type(self.score).__name__}")
         for name, tensor in own.items():
