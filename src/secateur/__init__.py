@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from secateur.recipes.jobs import Job
     from secateur.results.artifact import save
     from secateur.results.load import load
+    from secateur.results.write import export
     from secateur.runs.events import Event, Result
     from secateur.runs.prune import prune, train
     from secateur.runs.search import prune_to
     from secateur.runs.settings import Ticks, TickTock, Tocks
+    from secateur.training.detection import detection
     from secateur.training.engine import Engine
     from secateur.training.settings import Learning, Schedule, Training
     from secateur.training.task import Task, classification, segmentation
@@ -64,6 +66,8 @@ __all__ = [
     "UnreachableBudget",
     "analyze",
     "classification",
+    "detection",
+    "export",
     "insert_gates_",
     "load",
     "measure_latency",
@@ -104,10 +108,12 @@ _HOMES = {
     "recipes.jobs": ("Job",),
     "results.artifact": ("save",),
     "results.load": ("load",),
+    "results.write": ("export",),
     "runs.events": ("Event", "Result"),
     "runs.prune": ("prune", "train"),
     "runs.search": ("prune_to",),
     "runs.settings": ("TickTock", "Ticks", "Tocks"),
+    "training.detection": ("detection",),
     "training.engine": ("Engine",),
     "training.settings": ("Learning", "Schedule", "Training"),
     "training.task": ("Task", "classification", "segmentation"),

@@ -27,6 +27,7 @@ def declare_if_missing(torchvision_init: str) -> bool:
     # Opaque to dispatch modes, as the compiled operators are.
     for name, body in (("nms", nms), ("qnms", nms), ("roi_align", roi_align)):
         LIBRARY.impl(name, body, "CompositeExplicitAutograd")
+    torch.library.register_autograd("torchvision::roi_align", _backward, setup_context=_keep, lib=LIBRARY)
     return True
 
 
@@ -97,6 +98,20 @@ def roi_align(
         bins = sampled.reshape(len(chosen), -1, pooled_height, rows, pooled_width, columns)
         output[chosen] = bins.mean(dim=(3, 5))
     return output
+
+
+def _keep(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs[:2])
+    ctx.others = inputs[2:]
+
+
+def _backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradient of the input; boxes have none."""
+    input, rois = ctx.saved_tensors
+    with torch.enable_grad():
+        input = input.detach().requires_grad_()
+        (found,) = torch.autograd.grad(roi_align(input, rois, *ctx.others), input, gradient)
+    return found, *[None] * 6
 
 
 def _positions(start: Tensor, length: Tensor, bins: int, samples: int, size: int) -> tuple[Tensor, Tensor]:

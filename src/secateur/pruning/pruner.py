@@ -167,11 +167,12 @@ class Pruner:
             return
         self._begin_score()
         own, given = self.score.state(), state["score"]
-        # Without sums, as where a run with a smaller budget continues, it begins anew.
-        if given and {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in given.items()}:
+        if not given or not self.gates.modules:
+            return  # a run that continues another begins a new score; without gates there is none
+        if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in given.items()}:
             raise InvalidSetting("the state is of another score", wanted=f"one of {type(self.score).__name__}")
-        for name, tensor in given.items():
-            own[name].copy_(tensor)
+        for name, tensor in own.items():
+            tensor.copy_(given[name])
 
     def observe(self) -> None:
         """Note the gradients: once per optimizer step, after `backward` and `scaler.unscale_`, before clipping."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.channels.cost import is_kept
-from secateur.channels.example import Example
+from secateur.channels.example import Example, tensors_within
 from secateur.channels.plan import Plan
 from secateur.channels.shrink import shrink
 from secateur.errors import InvalidData, InvalidSetting
@@ -66,6 +66,8 @@ def gather(batches: Iterable[Any], example: Example, images: int) -> list[Exampl
         call = _arguments(batch, example)
         if not call.tensors:
             raise InvalidData("a batch holds no images", got=type(batch).__name__, wanted="tensors")
+        if any(isinstance(arg, (tuple, list)) and {t.dim() for t in tensors_within(arg)} == {3} for arg in call.args):
+            raise InvalidData("the network takes a list of images", wanted="images of one size in one tensor")
         call = first_images(call, left)
         left -= call.size
         joined = _joined(found[-1], call) if found and found[-1].size < AT_LEAST else None

@@ -9,11 +9,14 @@ from typing import Any
 from secateur.channels.guard import check_extra_state
 from secateur.channels.shrink import tensors_of
 from secateur.data.preprocessing import Preprocessing
+from secateur.errors import InvalidSetting
 from secateur.files import to_json, write_atomic, write_tensors
 from secateur.models.lookup import is_known
 from secateur.results.summary import summarize
 from secateur.runs.events import Result
 
+FILES = (".bin", ".ckpt", ".onnx", ".pt", ".pth", ".safetensors")
+"""Endings of files that hold a network."""
 SHOWN = 50
 """Names of classes in a card."""
 
@@ -26,6 +29,12 @@ def save(result: Result, path: str | Path, **about: Any) -> Path:
     options), `classes` (their names) and `preprocessing` (a `Preprocessing(...).to_dict()`).
     """
     folder = Path(path)
+    if not folder.is_dir() and (folder.exists() or folder.suffix.lower() in FILES):
+        raise InvalidSetting(
+            f"{path} is the name of a file, and a result is several",
+            wanted="a folder",
+            remedy=f"For weights alone: secateur.export(result, {str(folder.with_suffix('.safetensors'))!r})",
+        )
     check_extra_state(result.model)
     history = "".join(to_json(event.to_dict()) + "\n" for event in result.history)
     plan = {**result.plan.to_dict(), "network": about.get("network")}

@@ -19,6 +19,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten_with_path
 
 from secateur.channels.example import Example, tensors_within
 from secateur.channels.shrink import copy_model, tensors_of
@@ -77,13 +78,20 @@ def open_onnx(path: Path) -> Callable[[Example], list[Tensor]]:
 
 
 def _names_of(output: Any, model: nn.Module) -> list[str] | None:
-    """Names of outputs: the keys of a dict of tensors, unless inputs have the same names."""
+    """Names of outputs: the keys of dicts, joined by dots where they are nested, unless inputs have the same names."""
     if isinstance(output, Tensor):
         return ["output"]
-    if not isinstance(output, dict) or not all(isinstance(value, Tensor) for value in output.values()):
+    if not isinstance(output, Mapping):
         return None
-    names = [str(key) for key in output]
-    return names if {"input", *inspect.signature(model.forward).parameters}.isdisjoint(names) else None
+    leaves, _ = tree_flatten_with_path(output)
+    names = [".".join(map(_name_of, path)) for path, leaf in leaves if isinstance(leaf, Tensor)]
+    taken = {"input", *inspect.signature(model.forward).parameters}
+    return names if len(set(names)) == len(names) and taken.isdisjoint(names) else None
+
+
+def _name_of(key: Any) -> str:
+    """One part of the path to an output: a key, an index or an attribute."""
+    return str(next(getattr(key, kind) for kind in ("key", "idx", "name") if hasattr(key, kind)))
 
 
 def feed(names: Sequence[str], call: Example) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from secateur.models.weights import load_weights_
 from secateur.results.load import load_with_example
 
 
-def open_network(name: str, build: str | None = None, shape: tuple[int, ...] | None = None) -> tuple[nn.Module, Any]:
+def open_network(
+    name: str, build: Callable[[], Any] | str | None = None, shape: tuple[int, ...] | None = None
+) -> tuple[nn.Module, Any]:
     """The network, in evaluation mode, and an example of its input: tensors, of which the first axis is the batch.
 
     name: a run or a result; a network's name, with random weights; or NETWORK=FILE, with weights from the file.
-    build: package.module:callable that makes the whole network, for a result of the user's own code.
+    build: what makes the whole network, for a result of the user's own code, or its package.module:callable.
     """
     network, equals, weights = name.partition("=")
     if Path(name).is_dir():
@@ -40,10 +43,14 @@ def open_network(name: str, build: str | None = None, shape: tuple[int, ...] | N
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             example = example_for(model, shape)
-    call = Example.of(example)
+    check_tensors(Example.of(example), name)
+    return model.eval(), example
+
+
+def check_tensors(call: Example, name: str) -> None:
+    """Raise if the network takes anything but tensors."""
     if not all(isinstance(value, Tensor) for value in (*call.args, *call.kwargs.values())):
         raise InvalidModel(f"{name} takes more than tensors, so it can be neither timed nor exported")
-    return model.eval(), example
 
 
 def check_runs(model: nn.Module, example: Any, name: str) -> None:

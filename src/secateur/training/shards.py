@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -146,6 +146,11 @@ class CutBatches(BatchShard):
 
 def _size(batch: Any) -> int:
     size = num_examples(batch)
+    if isinstance(batch, (tuple, list)) and any(_is_listed(part) for part in batch):
+        raise InvalidData(
+            "a batch holds an object for each example, and cannot be cut into parts for several processes",
+            remedy="Use a DataLoader over a dataset with a length",
+        )
     if size is None:
         raise InvalidData(
             "a batch holds no tensor to cut into parts for several processes",
@@ -153,6 +158,11 @@ def _size(batch: Any) -> int:
             remedy="Give the source of the batches a method shard(rank, world)",
         )
     return size
+
+
+def _is_listed(part: Any) -> bool:
+    """Whether these are the targets of a detector: a dict for each image."""
+    return isinstance(part, (tuple, list)) and bool(part) and all(isinstance(each, Mapping) for each in part)
 
 
 def _cut(tensor: Tensor, size: int, here: slice) -> Tensor:
