@@ -9,7 +9,7 @@ inputs that the repaired layers before it give.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -94,10 +94,28 @@ def _arguments(batch: Any, example: Example) -> Example:
     if count == 1 and isinstance(example.args[0], Mapping) and isinstance(first, Mapping):
         return Example((first,), {})
     if isinstance(batch, Mapping):
-        return Example(tuple(batch.values())[:count], {})
+        return Example(_entries(batch, example.args), {})
     if count > 1 and isinstance(first, (tuple, list)) and len(first) == count:
         return Example(tuple(first), {})
     return Example(tuple(parts[:count]), {})
+
+
+def _entries(batch: Mapping[Any, Any], wanted: Sequence[Any]) -> tuple[Any, ...]:
+    """The entries of a dict that can be these arguments; raises if they are not the only ones."""
+    kinds = {_kind(argument) for argument in wanted}
+    found = [value for value in batch.values() if _kind(value) in kinds]
+    if len(found) != len(wanted):
+        raise InvalidData(
+            "a batch does not show which entries the network takes",
+            got=f"a dict of {', '.join(map(str, batch))}",
+            remedy='Say it when you make the task, as with batch=("image", "label")',
+        )
+    return tuple(found)
+
+
+def _kind(value: Any) -> Any:
+    """What tells images from labels and masks."""
+    return (value.is_floating_point(), value.dim()) if isinstance(value, Tensor) else type(value)
 
 
 def _joined(one: Example, other: Example) -> Example | None:

@@ -43,7 +43,10 @@ def find_recipe(name: str) -> Recipe:
     if not at:
         raise unknown_name("recipe", name, list(RECIPES))
     recipe = Recipe(network=network, data=data, batch_size=find_dataset(data).batch_size, transfer=transfer())
-    return recipe.but(pruning=TickTock.preset("quick", keep_macs=0.5)) if data == "class_folders" else recipe
+    if data != "class_folders":
+        return recipe
+    # Networks with weights from elsewhere need smaller steps: see docs/presets.md.
+    return recipe.but(pruning=TickTock.preset("quick", keep_macs=0.5, finetune_lr=3e-3))
 
 
 def summary_of(name: str) -> str:
