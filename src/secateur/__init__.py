@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from secateur.channels.groups import ChannelGraph
     from secateur.channels.plan import Plan
     from secateur.channels.shrink import shrink, shrink_
+    from secateur.channels.unused import drop_unused_
     from secateur.channels.verify import verify
     from secateur.errors import (
         Diverged,
@@ -67,6 +68,7 @@ __all__ = [
     "analyze",
     "classification",
     "detection",
+    "drop_unused_",
     "export",
     "insert_gates_",
     "load",
@@ -89,6 +91,7 @@ _HOMES = {
     "channels.groups": ("ChannelGraph",),
     "channels.plan": ("Plan",),
     "channels.shrink": ("shrink", "shrink_"),
+    "channels.unused": ("drop_unused_",),
     "channels.verify": ("verify",),
     "errors": (
         "Diverged",

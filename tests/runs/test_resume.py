@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from small import Net, batches, briefly, finished, make_run, on_a, prepared, quick, same, states
+from small import Net, batches, briefly, choosing, finished, make_run, on_a, prepared, quick, same, states
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
@@ -144,6 +144,14 @@ def test_within_baseline_and_retrain(every: int, tmp_path: Path, monkeypatch: py
     assert {type(event) for event in whole.history[5:]} == {Tick, FineTune}
     assert (tmp_path / "whole" / "baseline.safetensors").is_file()
     assert (tmp_path / "whole" / "retrain.safetensors").is_file()
+
+
+@pytest.mark.parametrize("ema", [0.5, pytest.param(0.0, marks=pytest.mark.slow)])
+def test_the_best_epoch(ema: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = quick(finetune_epochs=4, finetune_lr=0.5, best_epoch=True, keep_macs=0.8, ema=ema)
+    whole = check_all_moments(settings, tmp_path, monkeypatch, choosing, every=11)
+    held = [event.metrics["held_out"] for event in whole.history if isinstance(event, FineTune)]
+    assert whole.metrics["held_out"] == pytest.approx(max(held))
 
 
 def test_plain_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,12 @@ def prepared(train: Any = None) -> tuple[Net, ChannelGraph, Task]:
     return Net().double(), graph, classification(batches() if train is None else train, batches(2))
 
 
+def choosing() -> Task:
+    """The task with held-out images to choose by."""
+    held_out = [(images + 0.1, labels) for images, labels in batches(1)]
+    return classification(batches(), batches(2), held_out=held_out)
+
+
 SCHEDULE: dict[str, Any] = {
     "multiple_of": 1,
     "tick_removes": 0.1,
