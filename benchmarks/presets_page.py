@@ -31,7 +31,7 @@ What should a default do? Made by `benchmarks/presets.py NETWORK@DATASET` and `b
 are accuracies on images held out of the *training* images, seed 0, n = 1. Networks on CIFAR and digits are trained from
 random weights, the others from ImageNet weights. MACs left are those that the cut has reached, in multiples of 8.
 
-- **Repair** brings back most of what a cut at once destroys, and VGG-16-M ends 4.7 points higher with it. ResNet-56 is an
+- **Repair** brings back most of what a cut at once destroys, and VGG-16-M ends 4.7 points higher. ResNet-56 is an
   exception: cut by the score alone, without repair, it ended 0.9 higher than by the score per MAC with repair.
 - **Steps** of 5% end where a cut at once does, and take several times as long to prune.
 - **Distillation** adds 0.7 to 0.9 points on CIFAR at equal epochs.

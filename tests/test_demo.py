@@ -23,7 +23,7 @@ def test_the_whole_job_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     said: list[str] = []
     settings = demo.SETTINGS.but(tick_removes=0.3, tock_every=2, tock_epochs=1, finetune_epochs=1)
     done = demo.run_demo(tmp_path / "out", settings, said.append)
-    assert [text.split()[0] for text in said[:4]] == ["Start", "Train", "Train", "Finished"]
+    assert [text.split()[0] for text in said[:5]] == ["to", "Start", "Train", "Train", "Finished"]
     assert any(text.startswith("Tick 1 ") for text in said)
     assert said[-1].startswith("Finished")
     assert done.result.after.macs <= 0.4 * done.result.before.macs

@@ -44,10 +44,8 @@ def time_in_turn(
     return seconds
 
 
-def time_kernels(call: Callable[[], object], device: torch.device, repetitions: int) -> float:
-    """The shortest seconds of a call on a GPU, without the time to launch its kernels; not every network can be
-    `captured`.
-    """
+def time_kernels(call: Callable[[], object], device: torch.device, repetitions: int) -> list[float]:
+    """Seconds of calls on a GPU, without the time to launch its kernels; not every network can be `captured`."""
     found = []
     with torch.cuda.device(device):
         for _ in range(WARM_UP + repetitions):
@@ -58,7 +56,7 @@ def time_kernels(call: Callable[[], object], device: torch.device, repetitions: 
             end.record()
             torch.cuda.synchronize()
             found.append(begin.elapsed_time(end) / 1000)
-    return min(found[WARM_UP:])
+    return found[WARM_UP:]
 
 
 def captured(call: Callable[[], object], device: torch.device, times: int = 1) -> Callable[[], object]:

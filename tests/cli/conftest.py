@@ -9,6 +9,7 @@ import miniature
 import pytest
 
 from secateur import cli
+from secateur.pruning.measure import time_networks
 from secateur.results.bench import latency
 
 Call = Callable[..., tuple[int, str, str]]
@@ -26,8 +27,8 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def secateur(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
     """The command in this process: exit status, stdout and stderr; networks are timed once instead of thirty times."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for module in ("work", "reports"):
-        monkeypatch.setattr(f"secateur.recipes.{module}.latency", partial(latency, repetitions=1))
+    monkeypatch.setattr("secateur.recipes.reports.latency", partial(latency, repetitions=1))
+    monkeypatch.setattr("secateur.recipes.timing.time_networks", partial(time_networks, repetitions=1))
 
     def call(*arguments: object) -> tuple[int, str, str]:
         status = 0

@@ -102,7 +102,17 @@ def test_a_run_prints_a_line_per_event_and_its_result(secateur: Call, tmp_path: 
     status, out, err = secateur("prune", *SHORT, "--out", tmp_path / "run")
     lines = err.splitlines()
     assert (status, lines[0]) == (0, "building tiny_job:build")
-    events = ["warning:", "Start", "Tick", "Tock", "Tick", "FineTune", "FineTune", "Finished"]  # it is not trained
+    events = [
+        "to",
+        "warning:",
+        "Start",
+        "Tick",
+        "Tock",
+        "Tick",
+        "FineTune",
+        "FineTune",
+        "Finished",
+    ]  # it is not trained
     assert [line.split()[0] for line in lines[1:]] == events
     assert f"saved in {tmp_path / 'run' / 'result'}" in out
     assert all(character.isprintable() or character == "\n" for character in out + err)

@@ -32,8 +32,8 @@ def test_from_a_file_of_other_classes_to_predictions(secateur: Call, photos: Pat
     assert status == 0, told
     assert "fc is made anew, with random weights: 3 classes, where the file has 10 classes" in told
     assert "12 images to train on, 3 to test on" in told
-    assert "an epoch of 12 images trains in about" in told
-    flags = ["--keep-macs", "0.8", "--tick-removes", "0.3", "--tock-every", "0", "--finetune-epochs", "1"]
+    assert "to do: 2 epochs of training. An epoch trains in about" in told
+    flags = ["--keep-macs", "0.8", "--repair", "8", "--finetune-epochs", "1"]
     trained = ["--weights", tmp_path / "trained"]
     status, _, told = secateur("prune", NETWORK, *source, *trained, *flags, "--out", tmp_path / "pruned")
     assert status == 0, told

@@ -35,12 +35,14 @@ def test_a_run_says_when_the_network_takes_more_than_its_layers(
     params: list[int] = []
     how: list[tuple[int, torch.dtype, bool]] = []
 
-    def clock(model: nn.Module, example: Example, precision: torch.dtype, channels_last: bool) -> float:
-        params.append(sum(p.numel() for p in model.parameters()))
+    def clock(
+        models: dict[str, nn.Module], example: Example, precision: torch.dtype, channels_last: bool, patience: float
+    ) -> dict[str, list[float]]:
+        params.extend(sum(p.numel() for p in model.parameters()) for model in models.values())
         how.append((example.size, precision, channels_last))
-        return 500.0 if len(params) == 1 else 500.0 * times
+        return {"before": [0.5, 0.5, 0.5], "after": [0.5 * times, 0.5 * times, 0.9]}
 
-    monkeypatch.setattr(timing, "time_whole", clock)
+    monkeypatch.setattr(timing, "time_networks", clock)
     monkeypatch.setattr(timing, "measure_latency", by_weights)
     said: list[Any] = []
     settings = doing.PRUNING.but(keep_latency=0.7, latency_batch=3)
@@ -50,11 +52,14 @@ def test_a_run_says_when_the_network_takes_more_than_its_layers(
     told = doing.summary(tmp_path)
     assert params == [told[when]["params"] for when in ("before", "after")]
     assert params[1] < params[0]
-    assert how == [(3, torch.bfloat16, True)] * 2
-    assert told["latency_left"] == pytest.approx(times)
+    assert how == [(3, torch.bfloat16, True)]
+    latency = told["latency"]
+    assert (latency["before"], latency["after"]) == (0.5, pytest.approx(0.5 * times))
+    assert (latency["batch"], latency["how"]) == (3, "torch, bfloat16, channels last")
     lines = [text for text in said if isinstance(text, str)]
-    assert any(f"{times:.0%}" in text for text in lines)
-    assert any(text.startswith("note: ") and "70%" in text for text in lines) == missed
+    assert any(f"{times:.0%} of the time is more than the budget of 70%" in text for text in lines) == missed
+    assert any("times vary by" in text for text in lines) == (latency["spread"] > 0.1)
+    assert f"{times:.0%} of the time of the whole network" in timing.in_words(latency)
 
 
 def test_timing_leaves_the_network_as_it_is() -> None:

@@ -258,7 +258,7 @@ def test_the_page_in_python(
     shorter = {
         "size=160": "size=32",
         "epochs=25": "epochs=1",
-        "tick_removes=0.04": "tick_removes=0.3, tock_every=0, finetune_epochs=1",
+        "finetune_lr=3e-3": "finetune_lr=3e-3, finetune_epochs=1, repair=8",
     }
     for before, after in shorter.items():
         assert before in transfer

@@ -26,7 +26,7 @@ from secateur.errors import (
     SecateurError,
     UnreachableBudget,
 )
-from secateur.recipes import work
+from secateur.recipes import timing, work
 from secateur.recipes.jobs import Order, build
 from secateur.recipes.recipe import from_scratch
 from secateur.recipes.starts import find_source, open_network
@@ -92,22 +92,26 @@ def test_each_run_starts_from_the_result_of_another(chain: Chain) -> None:
         assert not same(original[name], result[name])
 
 
-@pytest.mark.parametrize("name", ["baseline", "tuned"])
+@pytest.mark.parametrize("name", ["tuned", "baseline"])
 def test_times_are_of_the_networks_whose_macs_are_told(
     chain: Chain, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed: dict[str, int] = {}
 
-    def time(models: dict[str, nn.Module], example: torch.Tensor) -> dict[str, float]:
-        timed.update({when: doing.count_macs(model, example) for when, model in models.items()})
-        return dict.fromkeys(models, 1.0)
+    def time(models: dict[str, nn.Module], example: Any, **how: Any) -> dict[str, list[float]]:
+        timed.update({when: doing.count_macs(model, example.args[0]) for when, model in models.items()})
+        return {when: [1.0] for when in models}
 
-    monkeypatch.setattr(work, "latency", time)
+    monkeypatch.setattr(timing, "time_networks", time)
     shutil.copytree(chain[name], tmp_path / "run")
     doing.resume(tmp_path / "run")
     told = summary(tmp_path / "run")
+    if name == "baseline":  # training makes nothing faster
+        assert "latency" not in told
+        return
     assert timed == {when: told[when]["macs"] for when in ("before", "after")}
-    assert told["latency"] == {"before": 1.0, "after": 1.0, "batch": 1, "device": told["hardware"]}
+    how = {"spread": 0.0, "batch": 1, "device": told["hardware"], "how": "torch, float32"}
+    assert told["latency"] == {"before": 1.0, "after": 1.0, **how}
 
 
 def test_a_run_that_diverges_saves_the_network_before(tmp_path: Path) -> None:

@@ -24,6 +24,14 @@ def build() -> Job:
     return Job(model, images[:1], classification(Arrays(images, labels, 16, shuffle=True), Arrays(images, labels, 64)))
 
 
+def choosing() -> Job:
+    """The same with images to choose by."""
+    job = build()
+    images = torch.rand(32, 2, 6, 6)
+    held_out = Arrays(images, (images.sum((1, 2, 3)) > 36).long(), 32)
+    return Job(job.model, job.example, classification(job.task.train, job.task.train, held_out=held_out))
+
+
 class WithSettings:
     """A callable that has settings."""
 

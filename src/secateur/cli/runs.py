@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from secateur.cli.display import Display, Scalars
 from secateur.cli.options import RunOutput, check_folder, find_device
 from secateur.errors import Diverged, Interrupted
-from secateur.files import to_json
+from secateur.files import read_json, to_json
 
 if TYPE_CHECKING:
     from secateur.recipes.work import RunConfig
@@ -32,7 +32,15 @@ def start(config: RunConfig, out: Path, output: RunOutput, continue_from: Path |
         return ""
     if output.json:
         return to_json({"macs": result.after.macs, "params": result.after.params, "metrics": result.metrics})
-    return f"{result}\n\nsaved in {out / 'result'}; its card.md says how to load it"
+    return f"{summary_of(result, out)}\n\nsaved in {out / 'result'}; its card.md says how to load it"
+
+
+def summary_of(result: Result, out: Path) -> str:
+    """The result, and what the network takes where that was measured."""
+    from secateur.recipes.timing import in_words
+
+    latency = read_json(out / "result" / "summary.json").get("latency")
+    return f"{result}\n{in_words(latency)}" if latency else str(result)
 
 
 def follow(config: RunConfig, out: Path, output: RunOutput, continue_from: Path | None = None) -> Result:

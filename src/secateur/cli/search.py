@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from secateur.cli.options import RunOutput
-from secateur.cli.runs import follow
+from secateur.cli.runs import follow, summary_of
 from secateur.errors import Interrupted, InvalidSetting
 from secateur.files import read_json, to_json, write_atomic
 
@@ -21,11 +21,17 @@ SEARCH = "search.json"
 
 def start_search(config: RunConfig, target: float, out: Path, output: RunOutput) -> str:
     """Begin a search, or go on with it; what the command prints in the end."""
+    import torch
+
+    from secateur.recipes.jobs import build
     from secateur.recipes.work import smaller
     from secateur.runs.search import name_of, search
     from secateur.training.distributed import join, leave
 
     world = join()
+    if config.order.is_own and build(config.order, config.settings.seed, torch.device("cpu")).task.held_out is None:
+        what = f"the task of {config.order.recipe} has no images to choose by"
+        raise InvalidSetting(what, remedy="Hold some out: classification(train, test, held_out=...)")
     if world.leads:
         out.mkdir(parents=True, exist_ok=True)
         write_atomic(out / SEARCH, to_json({"target_accuracy": target}))
@@ -51,7 +57,7 @@ def start_search(config: RunConfig, target: float, out: Path, output: RunOutput)
         found = {"macs": result.after.macs, "params": result.after.params, "metrics": result.metrics}
         return to_json({**found, "result": str(saved)})
     found = f"the smallest network found with {target:g} or more on held-out images"
-    return f"{result}\n\n{found}\nsaved in {saved}; its card.md says how to load it"
+    return f"{summary_of(result, saved.parent)}\n\n{found}\nsaved in {saved}; its card.md says how to load it"
 
 
 def resume_search(out: Path, output: RunOutput) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -100,15 +102,34 @@ def time_whole(
     repetitions: int = 10,
     run: Run | None = None,
 ) -> float:
-    """Microseconds of a forward pass; on a GPU without the time to launch its kernels."""
-    call, device = Example.of(example).to(precision), next(model.parameters()).device
-    whole = copy_model(model).eval().to(dtype=precision)._apply(in_memory if channels_last else Tensor.contiguous)
+    """The fewest microseconds of a forward pass; on a GPU without the time to launch its kernels."""
+    return 1e6 * min(time_networks({"": model}, example, precision, channels_last, repetitions, run)[""])
+
+
+def time_networks(
+    models: Mapping[str, nn.Module],
+    example: Any,
+    precision: torch.dtype,
+    channels_last: bool,
+    repetitions: int = 30,
+    run: Run | None = None,
+    patience: float = math.inf,
+) -> dict[str, list[float]]:
+    """Seconds of forward passes of each, in turn; on a GPU without the time to launch kernels.
+
+    run: as of `measure_latency`. patience: as of `time_in_turn`.
+    """
+    first = next(iter(models.values()))
+    call, device = Example.of(example).to(precision), next(first.parameters()).device
+    layout = in_memory if channels_last else Tensor.contiguous
+    laid_out = {name: copy_model(m).eval().to(dtype=precision)._apply(layout) for name, m in models.items()}
     if run is not None:
-        return 1e6 * min(time_in_turn({"": run(whole, call)}, device, repetitions)[""])
+        return time_in_turn({name: run(m, call) for name, m in laid_out.items()}, device, repetitions, patience)
+    calls = {name: partial(call, m) for name, m in laid_out.items()}
     with torch.inference_mode():
         if device.type == "cuda":
-            return 1e6 * time_kernels(lambda: call(whole), device, repetitions)
-        return 1e6 * min(time_in_turn({"": lambda: call(whole)}, device, repetitions)[""])
+            return {name: time_kernels(each, device, repetitions) for name, each in calls.items()}
+        return time_in_turn(calls, device, repetitions, patience)
 
 
 def _watch(model: nn.Module, example: Example) -> list[tuple[str, Any, tuple[int, ...], int]]:

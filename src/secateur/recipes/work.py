@@ -11,18 +11,16 @@ from typing import Any
 import torch
 
 from secateur.channels.analyze import analyze
-from secateur.channels.example import Example
 from secateur.errors import Diverged, Interrupted, InvalidData, InvalidSetting, MissingExtra
 from secateur.recipes import starts
 from secateur.recipes.jobs import Job, Order, build
 from secateur.recipes.paper import find_recipe
 from secateur.recipes.recipe import scaled, transfer
 from secateur.recipes.split import SPLIT, check_split, keep_split
-from secateur.recipes.timing import TABLE, latency_table, time_left
+from secateur.recipes.timing import TABLE, compare, latency_table
 from secateur.results.artifact import save
-from secateur.results.bench import latency
 from secateur.results.pictures import draw_predictions
-from secateur.results.summary import device_name, shape_of
+from secateur.results.summary import shape_of
 from secateur.runs.adapt import adapted
 from secateur.runs.duration import forecast
 from secateur.runs.events import Event, Finished, Result
@@ -196,12 +194,8 @@ def _save(
     say: Callable[[str], object],
 ) -> None:
     whole = run.whole if run.whole is not None else job.model
-    settings = config.settings
-    if isinstance(settings, TickTock) and settings.budget.counts == "latency":
-        about["latency_left"] = time_left(job, whole, result.model, settings, config.engine, say)
-    seconds = latency({"before": whole, "after": result.model}, job.example)
-    device = next(result.model.parameters()).device
-    about["latency"] = {**seconds, "batch": Example.of(job.example).size, "device": device_name(device)}
+    if result.after != result.before:  # training alone makes nothing faster
+        about["latency"] = compare(job, whole, result.model, config.settings, config.engine, say)
     save(result, out / "result", **about)
     if job.maps is not None:
         try:

@@ -76,7 +76,8 @@ def card(result: Result, about: dict[str, Any]) -> str:
     latency = ""
     if taken is not None:
         before, after = taken["before"], taken["after"]
-        where = f"latency in ms ({taken['device']}, batch {taken['batch']})"
+        how = f", {taken['how']}" if "how" in taken else ""
+        where = f"time in ms ({taken['device']}{how}, batch {taken['batch']})"
         latency = f"| {where} | {1000 * before:.2f} | {1000 * after:.2f} | {after / before:.1%} |\n"
     told = "\ntold = secateur.results.load.about(folder)  # told.classes, told.preprocessing" if _inputs(about) else ""
     return f"""# {type(result.model).__name__}, pruned by Secateur{whose}

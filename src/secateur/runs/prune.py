@@ -70,6 +70,9 @@ def prune(
         say(f"note: {note}")
     settings = adapted(settings, model, graph, task, say)
     if latency is None and settings.needs_latency:
+        if settings.latency_in != "torch":
+            remedy = "Pass latency=measure_latency(model, example, run=...), or use the command line"
+            raise InvalidSetting(f"a table of times in {settings.latency_in} is not measured here", remedy=remedy)
         say("measuring the layers on this device")
         latency = measure_latency(model, example, multiple_of=settings.limits.multiple_of, progress=say)
     start = nullcontext()

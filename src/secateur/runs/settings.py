@@ -148,6 +148,9 @@ class TickTock(Settings):
     latency_batch: int = 1
     """Batch size that a budget of latency, and the time to expect on a GPU, are measured with."""
 
+    latency_in: Literal["torch", "onnxruntime"] = "torch"
+    """What runs the network where its time is measured: torch, or onnxruntime, for networks on a CPU."""
+
     repair: int = 0
     """After every removal, re-fit what is left in closed form, with this many training images; 0 for no repair."""
 

@@ -87,7 +87,7 @@ def _latency(run: Run) -> Line | None:
     before, after = number(run.latency.get("before")), number(run.latency.get("after"))
     if not before or not after:
         return None
-    about = {"batch": "batch of ", "device": ""}
+    about = {"batch": "batch of ", "device": "", "how": ""}
     said = [f"{word}{text(run.latency[key])}" for key, word in about.items() if key in run.latency]
     return Line(
         before=duration(before),
