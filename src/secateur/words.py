@@ -10,6 +10,15 @@ def counted(number: int, thing: str, things: str = "") -> str:
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
+def digits(value: float) -> str:
+    """A metric with the digits that others of its kind have.
+
+    >>> digits(98.6), digits(100.0), digits(0.036054), digits(1047.3)
+    ('98.60', '100.00', '0.03605', '1047.30')
+    """
+    return f"{value:.2f}" if 1 <= abs(value) < 1e5 else f"{value:.4g}"
+
+
 def duration(seconds: float | None) -> str:
     """Seconds in a readable unit.
 

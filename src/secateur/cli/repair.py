@@ -13,6 +13,7 @@ from secateur.cli.options import Output, Source, check_folder, find_device
 from secateur.errors import InvalidSetting
 from secateur.files import to_json
 from secateur.recipes.paper import is_recipe
+from secateur.words import digits
 
 if TYPE_CHECKING:
     from secateur.recipes.jobs import Order
@@ -111,5 +112,5 @@ def _table(networks: dict[str, dict[str, Any]]) -> str:
     for key, name in (("macs", "MACs"), ("params", "parameters")):
         rows.append([name, *(f"{network[key]:,}" for network in networks.values())])
     for name in networks["whole"]["metrics"]:
-        rows.append([name, *(f"{network['metrics'][name]:.4g}" for network in networks.values())])
+        rows.append([name, *(digits(network["metrics"][name]) for network in networks.values())])
     return "\n".join(f"{name:<14}" + "".join(f"{value:>16}" for value in values) for name, *values in rows)

@@ -14,6 +14,7 @@ from secateur.files import to_json, write_atomic, write_tensors
 from secateur.models.lookup import is_known
 from secateur.results.summary import summarize
 from secateur.runs.events import Result
+from secateur.words import digits
 
 FILES = (".bin", ".ckpt", ".onnx", ".pt", ".pth", ".safetensors")
 """Endings of files that hold a network."""
@@ -70,8 +71,8 @@ def card(result: Result, about: dict[str, Any]) -> str:
     if not is_ours:
         how = "secateur.load(folder, build=build)  # build() makes the network as it was before pruning"
     whose = f", {network['name']}" if network is not None else ""
-    known = {name: f"{value:.4g}" for name, value in result.metrics_before.items()}
-    metrics = "".join(f"| {name} | {known.get(name, '-')} | {v:.4g} | |\n" for name, v in result.metrics.items())
+    known = {name: digits(value) for name, value in result.metrics_before.items()}
+    metrics = "".join(f"| {name} | {known.get(name, '-')} | {digits(v)} | |\n" for name, v in result.metrics.items())
     taken = about.get("latency")
     latency = ""
     if taken is not None:

@@ -28,6 +28,7 @@ from secateur.results.export import BATCHES, export_onnx, feed, fold_batchnorm, 
 from secateur.timing import time_in_turn
 from secateur.training.batches import reseed, unaugmented
 from secateur.training.task import Task
+from secateur.words import digits
 
 Method = Literal["minmax", "entropy", "percentile"]
 METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
@@ -68,7 +69,7 @@ class Quantized:
 
     def __str__(self) -> str:
         rows = [("", "before", "INT8")]
-        rows += [(name, f"{self.before[name]:.4g}", f"{self.after[name]:.4g}") for name in self.before]
+        rows += [(name, digits(self.before[name]), digits(self.after[name])) for name in self.before]
         rows += [
             ("ms per image", f"{1000 * self.seconds_before:.3f}", f"{1000 * self.seconds_after:.3f}"),
             ("file, kB", f"{self.bytes_before / 1000:.0f}", f"{self.bytes_after / 1000:.0f}"),

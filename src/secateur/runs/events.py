@@ -10,7 +10,7 @@ from torch import nn
 from secateur.channels.cost import Cost
 from secateur.channels.plan import Plan
 from secateur.files import numbers
-from secateur.words import counted
+from secateur.words import counted, digits
 
 if TYPE_CHECKING:
     from secateur.runs.settings import TickTock
@@ -40,7 +40,7 @@ class Event:
 
     def __str__(self) -> str:
         left = [f"{self.share:6.1%} of the MACs", *(f"{share:.1%} of the {unit}" for unit, share in self.left.items())]
-        metrics = [f"{name} {value:.4g}" for name, value in self.metrics.items()]
+        metrics = [f"{name} {digits(value)}" for name, value in self.metrics.items()]
         return "  ".join([f"{self.name:<18} {', '.join(left)}", *metrics, f"{self.seconds:.1f} s"])
 
     def to_dict(self) -> dict[str, Any]:
@@ -179,8 +179,8 @@ class Result:
         rows = [("MACs", self.before.macs, self.after.macs), ("parameters", self.before.params, self.after.params)]
         lines = [f"{name:<12} {a:>14,} -> {b:>14,}  ({b / max(1, a):.1%})" for name, a, b in rows]
         for name, value in self.metrics.items():
-            a = f"{self.metrics_before[name]:.4g}" if name in self.metrics_before else "-"
-            lines.append(f"{name:<12} {a:>14} -> {value:>14.4g}")
+            before = digits(self.metrics_before[name]) if name in self.metrics_before else "-"
+            lines.append(f"{name:<12} {before:>14} -> {digits(value):>14}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
