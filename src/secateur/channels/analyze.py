@@ -162,6 +162,7 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[
                 remedy = "Pass an example of the shape, type and device that the model takes"
                 raise InvalidModel(what, got=explain(error), remedy=remedy) from error
         else:
+            watch.values_matter |= watch.constants.changed
             if not watch.values_matter:
                 break
     watch.flow.returns(tensors)

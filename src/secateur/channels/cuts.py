@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import astuple, dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -52,6 +54,14 @@ class Cuts:
     sizes: tuple[Size, ...]
     blocks: tuple[BlockCut, ...] = ()
     """Blocks that lose a branch; tensors that go with it are not among the others."""
+
+    @cached_property
+    def key(self) -> Hashable:
+        """The same for the same cuts, of whichever graph."""
+        indices = [indices for axes in self.kept.values() for indices in axes.values()]
+        places = tuple((name, axis, len(left)) for name, axes in self.kept.items() for axis, left in axes.items())
+        left = torch.cat([torch.empty(0, dtype=torch.long, device="cpu"), *indices]).numpy().tobytes()
+        return places, left, self.sizes, self.blocks
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""

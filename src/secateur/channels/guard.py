@@ -22,6 +22,7 @@ from secateur.randomness import preserved
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 """Modules that hold another one, and under which name."""
 FLOAT = "Prune the float model first, then quantise"
+CONTAINERS = {dict, OrderedDict, list, set}
 STATISTICS = ("running_mean", "running_var")
 """Buffers that norms learn."""
 
@@ -166,15 +167,12 @@ def undisturbed(model: nn.Module, values: bool = True) -> Iterator[None]:
     values: whether the values of tensors are restored too.
     """
     modules = list(model.modules())
-    attributes = [dict(vars(module)) for module in modules]
-    contents = [
-        (value, type(value)(value))
-        for saved in attributes
-        for value in saved.values()
-        if type(value) in (dict, OrderedDict, list, set)
-    ]
-    trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.layout is torch.strided]
+    attributes = [vars(module).copy() for module in modules]
+    held = [value for saved in attributes for value in saved.values() if type(value) in CONTAINERS]
+    contents, empty = [(value, type(value)(value)) for value in held if value], [value for value in held if not value]
+    parameters, buffers = list(model.parameters()), list(model.buffers()) if values else []
+    trained = [(parameter, parameter.requires_grad) for parameter in parameters]
+    tensors = [tensor for tensor in (*parameters, *buffers) if tensor.layout is torch.strided]
     contained = [(tensor, tensor.data, tensor.detach().clone()) for tensor in tensors if values]
     try:
         with as_written(model):
@@ -186,9 +184,12 @@ def undisturbed(model: nn.Module, values: bool = True) -> Iterator[None]:
         for value, saved in contents:
             if isinstance(value, list):
                 value[:] = saved
-            elif value or saved:
+            else:
                 value.clear()
                 value.update(saved)
+        for value in empty:
+            if value:
+                value.clear()
         for parameter, flag in trained:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)

@@ -219,11 +219,20 @@ class Plan:
 
         since: the plan of the same graph by which the network has already been cut; this one must keep no more.
         """
-        if since is not None and (back := sorted(since.without - self.without)):
+        if since is None:
+            return self._cuts
+        if back := sorted(since.without - self.without):
             what = f"the plan keeps branches that were removed before: {', '.join(back)}"
             raise InvalidSetting(what, remedy="Start from the whole network")
-        if since is not None and (since.graph is not self.graph or bool((self.kept & ~since.kept).any())):
+        if since.graph is not self.graph or bool((self.kept & ~since.kept).any()):
             raise InvalidSetting("the plan keeps channels that were cut before", remedy="Start from the whole network")
+        return self._cuts_since(since)
+
+    @cached_property
+    def _cuts(self) -> Cuts:
+        return self._cuts_since(None)
+
+    def _cuts_since(self, since: Plan | None) -> Cuts:
         kept: dict[str, dict[int, Tensor]] = {}
         for (name, axis), indices in self.remaining.items():
             before = since.remaining.get((name, axis)) if since is not None else None

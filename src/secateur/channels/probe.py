@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import wraps
 from typing import Literal, TypeVar
 
 import torch
@@ -25,7 +26,7 @@ from secateur.channels.plan import Plan
 from secateur.channels.reasons import Kind, Reason
 from secateur.channels.rehearsal import run
 from secateur.channels.shrink import shrink
-from secateur.channels.subject import Subject
+from secateur.channels.subject import DoesNotRun, Subject
 from secateur.channels.verify import NUDGES, compare, precision_for
 from secateur.words import counted
 
@@ -42,6 +43,22 @@ class Failure:
 
     reason: Reason
     module: str | None = None
+
+
+Attempt = Callable[["Probe", Plan], Failure | None]
+
+
+def remembered(attempt: Attempt) -> Attempt:
+    """Try the same cuts once only: graphs with other attributes often come to the same."""
+
+    @wraps(attempt)
+    def asked(probe: Probe, plan: Plan) -> Failure | None:
+        key = attempt.__name__, plan.cuts().key, plan.exact, plan.without
+        if key not in probe.subject.answers:
+            probe.subject.answers[key] = attempt(probe, plan)
+        return probe.subject.answers[key]
+
+    return asked
 
 
 @dataclass(frozen=True)
@@ -128,11 +145,15 @@ class Probe:
                 branches = [branch for branch in branches if branch.name not in found]
         return found
 
+    @remembered
     @collecting_later()
     def _goes_without(self, plan: Plan) -> Failure | None:
         """Whether the network without some branches computes what it does with zeros for their parameters."""
         if self.subject.is_meta:
             return self.runs(plan)
+        _, failure = self._tries(plan)
+        if failure is not None:
+            return failure
         smaller = self.subject.smaller_calls
         with suppress(Exception):
             # The sizes of channels do not change: a smaller picture shows the same.
@@ -147,6 +168,8 @@ class Probe:
     def works(self, channels: Tensor) -> Failure | None:
         """A quick answer for the groups of these channels: whether they can be cut without the others."""
         groups = [group for group in self._groups if group.has_any(channels)]
+        if not groups:
+            return None
         unequal = unequal_amounts(self._groups)
         ways = [unequal[0], *([unequal[-1]] if leaves_one(groups, unequal[0]) else [])]
         attempts = [self.runs] if self.subject.is_meta else [self.runs, self.roughly_agrees]
@@ -171,12 +194,13 @@ class Probe:
         kept[torch.cat(removed or [kept.nonzero()[:0, 0]])] = False
         return Plan(self.graph, kept)
 
+    @remembered
     @collecting_later()
     def runs(self, plan: Plan) -> Failure | None:
         """Whether the shrunk network runs."""
-        with suppress(Exception):
-            self.subject.runs_of(plan)
-            return None
+        ran, failure = self._tries(plan)
+        if ran or failure is not None:
+            return failure
         # Some operators fail on zeros: only an error with the arithmetic counts.
         work = shrink(self.subject.template, plan)
         for mode, (example, *_) in self.subject.calls.items():
@@ -184,13 +208,20 @@ class Probe:
                 run(work, example, mode)
             except Exception as error:
                 # Any error of the user's forward pass is an answer.
-                if plan.without:
-                    return Failure(Reason(Kind.NEEDED, explain(error)), _running(error))
-                if plan.remaining:
-                    return Failure(Reason(Kind.FIXED_SIZE, explain(error)), _running(error))
-                return Failure(Reason(Kind.NOT_COPIED, f"{explain(error)} ({HOLDS_ORIGINAL})"))
+                return _failed(plan, error)
         return None
 
+    def _tries(self, plan: Plan) -> tuple[bool, Failure | None]:
+        """Whether the shrunk network runs without the arithmetic, and why not with it, where that is certain."""
+        try:
+            self.subject.runs_of(plan)
+        except DoesNotRun as failed:
+            return False, _failed(plan, failed.error) if failed.certain else None
+        except Exception:
+            return False, None
+        return True, None
+
+    @remembered
     @collecting_later()
     def goes_alike(self, plan: Plan) -> Failure | None:
         """Whether the shrunk network runs the same operators; if it does not, whether it computes the same."""
@@ -202,6 +233,7 @@ class Probe:
             same = False
         return None if same else self.agrees(plan)
 
+    @remembered
     @collecting_later()
     def roughly_agrees(self, plan: Plan) -> Failure | None:
         """The same in half the time, where differences are large if there are any."""
@@ -209,6 +241,7 @@ class Probe:
             return None
         return self._compare(plan, torch.float32, nudges=0) and self._compare(plan)
 
+    @remembered
     @collecting_later()
     def agrees(self, plan: Plan) -> Failure | None:
         """Whether the shrunk network computes what the masked one does."""
@@ -240,6 +273,15 @@ class Probe:
             found.update(guilty or {group.name: failure.reason for group in _smallest(groups, attempt)})
             groups = [group for group in groups if group.name not in found]
         return found
+
+
+def _failed(plan: Plan, error: Exception) -> Failure:
+    """Why the network that was cut by this plan does not run."""
+    if plan.without:
+        return Failure(Reason(Kind.NEEDED, explain(error)), _running(error))
+    if plan.remaining:
+        return Failure(Reason(Kind.FIXED_SIZE, explain(error)), _running(error))
+    return Failure(Reason(Kind.NOT_COPIED, f"{explain(error)} ({HOLDS_ORIGINAL})"))
 
 
 def _apart(branches: Sequence[Branch]) -> list[list[Branch]]:

@@ -11,12 +11,27 @@ from torch import Tensor, nn
 
 from secateur.channels.example import Example, tensors_within
 from secateur.channels.guard import as_written, undisturbed
-from secateur.channels.shapes import PRODUCTS, EagerMode, has_mask, numbers, shape_only, skipped
+from secateur.channels.shapes import (
+    PRODUCTS,
+    EagerMode,
+    gives_any_shape,
+    has_mask,
+    is_sized,
+    name_of,
+    numbers,
+    reads_values,
+    shape_only,
+    skipped,
+)
 from secateur.randomness import seed_all
 
 CHOICES = ("topk", "sort", "argmax", "argmin", "torchvision::nms")
 SHIFTED = {"addmm": "mm", "baddbmm": "bmm"}
 """Products with an addition, and the plain product: torch decides which of the two a linear layer runs."""
+TRAINED = {"native_dropout": 2, "rrelu_with_noise": 4}
+"""Operators that do something in training mode alone, and the position of the flag that says so."""
+BY_SHAPE = ("add", "add_", "sub", "mul", "mul_", "div", "cat", "native_batch_norm", "native_layer_norm", "unbind")
+"""More operators that raise because of shapes alone."""
 MEANS = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0, "exponential_": 1.0}
 
 
@@ -87,12 +102,12 @@ class Record(EagerMode):
         """Of their results."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        name = func._schema.name.removeprefix("aten::")
+        name = name_of(func)
         kwargs = kwargs or {}
         asked = kwargs.get("dtype")
         if self.precision is not None and asked is not None and _is_coarser(asked, self.precision):
             kwargs = {**kwargs, "dtype": self.precision}
-        trained = {"native_dropout": 2, "rrelu_with_noise": 4}.get(name)
+        trained = TRAINED.get(name)
         product = None
         if name in SHIFTED and "out" not in kwargs:
             # The product alone: subtracting the summand would leave its rounding. A summand with weight 0 may be
@@ -122,7 +137,7 @@ class Record(EagerMode):
     def _note_values(
         self, name: str, func: Any, args: tuple[Any, ...], values: list[Any], out: Any, product: Tensor | None
     ) -> None:
-        if name in CHOICES or (torch.Tag.dynamic_output_shape in func.tags and (name != "index" or has_mask(args[1]))):
+        if name in CHOICES or (gives_any_shape(func) and (name != "index" or has_mask(args[1]))):
             picked = tuple(t for t in tensors_within((args, out)) if not t.is_floating_point())
             self.steps.append(Choice(_sums(args[0]), args[0].shape, picked))
         elif name in PRODUCTS:
@@ -148,12 +163,21 @@ class ShapesOnly(Record):
         """bare: norms and activations in evaluation mode do nothing, too, where no code reads values."""
         super().__init__()
         self.bare = bare
+        self.doubtful = False
+        """Whether an error may be due to zeros: an operator has read values, or raised it for other than shapes."""
         self.addresses: set[int] = set()
         """Memory addresses of what the operators were given."""
 
     def _operate(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = (skipped(name, args) if self.bare else None) if name not in PRODUCTS else shape_only(name, args)
-        return func(*args, **kwargs) if result is None else result
+        if result is not None:
+            return result
+        self.doubtful |= reads_values(func)
+        try:
+            return func(*args, **kwargs)
+        except Exception:
+            self.doubtful |= not (name in PRODUCTS or is_sized(name) or name in BY_SHAPE)
+            raise
 
     def _note_values(self, name: str, func: Any, args: Any, values: list[Any], out: Any, product: Any) -> None:
         given = (value for value in values if isinstance(value, Tensor))
@@ -171,7 +195,7 @@ def _is_coarser(dtype: torch.dtype, precision: torch.dtype) -> bool:
 
 def _sums(tensor: Tensor) -> Tensor:
     values = real(tensor).double()
-    return torch.stack([values.sum(), values.norm()])
+    return torch.stack([values.sum(), torch.linalg.vector_norm(values)])
 
 
 def real(tensor: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ def settle(
                 axis = watch.leaf(member.tensor).state.axes[member.axis]
                 assert isinstance(axis, Tensor)
                 watch.table.freeze(axis[member.indices.reshape(-1)], failures[group.name])
-    return search.build()
+    return search.rebuild()
 
 
 class Search:
@@ -56,6 +56,7 @@ class Search:
         self.say = say
         self.accepted: set[Attribute] = set()
         self._build = build
+        self._built: dict[Set[Attribute], ChannelGraph] = {}
         self._modules = dict(subject.model.named_modules())
 
     @cached_property
@@ -69,7 +70,17 @@ class Search:
 
     def build(self, more: Iterable[Attribute] = ()) -> ChannelGraph:
         """The graph with what has been accepted, and these."""
-        assumed = self.accepted.union(more)
+        assumed = frozenset(self.accepted.union(more))
+        if assumed not in self._built:
+            self._built[assumed] = self._build_with(assumed)
+        return self._built[assumed]
+
+    def rebuild(self) -> ChannelGraph:
+        """The graph with what has been accepted, after more has been frozen."""
+        self._built.clear()
+        return self.build()
+
+    def _build_with(self, assumed: Set[Attribute]) -> ChannelGraph:
         listed = [
             (name, place)
             for kind, candidates in (self.candidates.items() if assumed else ())

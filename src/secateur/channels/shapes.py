@@ -15,6 +15,7 @@ SIZED = ("view", "shape", "expand", "slice", "split", "narrow", "select", "strid
 """Parts of the names of operators whose integers are sizes or positions, which change with the width."""
 IN_PLACE = ("relu_", "hardtanh_", "silu_", "leaky_relu_", "hardswish_")
 """Activations that write into what they are given."""
+VALUE_TAGS = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
 FEW = 16
 """Numbers in a tensor that are compared one by one."""
 
@@ -80,6 +81,24 @@ def channels_last(tensor: Tensor) -> Tensor:
 @cache
 def is_sized(operator: str) -> bool:
     return any(word in operator for word in SIZED)
+
+
+@cache
+def name_of(func: Any) -> str:
+    """The name of an operator; one of aten's goes without the namespace."""
+    return func._schema.name.removeprefix("aten::")
+
+
+@cache
+def reads_values(func: Any) -> bool:
+    """Whether what Python does next may depend on values."""
+    return not func._schema.name.startswith("aten::") or any(tag in func.tags for tag in VALUE_TAGS)
+
+
+@cache
+def gives_any_shape(func: Any) -> bool:
+    """Whether the shape of its result depends on values."""
+    return torch.Tag.dynamic_output_shape in func.tags
 
 
 def numbers(operator: str, args: tuple[Any, ...], values: list[Any]) -> list[Any]:

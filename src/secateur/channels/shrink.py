@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,17 +11,14 @@ from torch.utils._pytree import tree_leaves
 
 from secateur.channels.blocks import outermost_last
 from secateur.channels.bookkeeping import refresh
+from secateur.channels.copies import copy_model as copy_model
+from secateur.channels.copies import copy_with
 from secateur.channels.cuts import Cuts
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.guard import check_module
 from secateur.channels.plan import Plan
 from secateur.channels.shapes import memory_format
-from secateur.errors import InvalidModel, InvalidSetting
-
-COPYING = "__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__new__", "__slots__"
-"""Methods by which a class says how to copy it."""
-EMPTY = {dict, OrderedDict, set, list}
-UNCHANGING = {int, float, bool, str, type(None)}
+from secateur.errors import InvalidSetting
 
 
 def shrink(model: nn.Module, plan: Plan) -> nn.Module:
@@ -157,66 +151,22 @@ def cut(tensor: Tensor, shape: torch.Size, indices: dict[int, Tensor]) -> Tensor
     return tensor.contiguous(memory_format=layout)
 
 
-def copy_with(model: nn.Module, contents: Iterable[tuple[Tensor, Tensor]]) -> nn.Module:
-    """A copy of the model: for these parameters and buffers it has these tensors."""
-    known = {
-        id(tensor): nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
-        for tensor, data in contents
-    }
-    return copy_model(model, known)
-
-
-def copy_model(model: nn.Module, known: Mapping[int, Tensor] | None = None) -> nn.Module:
-    """A copy of the model.
-
-    known: tensors of the copy that exist already, by the ids of those that they stand for.
-    """
-    check_module(model)
-    known = known or {}
-    with suppress(Exception):
-        return _copied(model, dict(known))
-    # Tensors that a forward pass has left in the modules, as weight_norm does, can be copied without history only.
-    left = [t for module in model.modules() for t in tree_leaves(vars(module)) if _has_history(t)]
-    try:
-        return _copied(model, {id(tensor): tensor.detach().clone() for tensor in left} | dict(known))
-    except Exception as error:
-        remedy = "Work without copies: analyze(probe=False) and shrink_"
-        raise InvalidModel(f"{type(model).__name__} cannot be copied", got=error, remedy=remedy) from error
-
-
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """What copy.deepcopy gives, in a fraction of the time for what modules are made of."""
-    kind = type(value)
-    if kind in UNCHANGING or (kind is tuple and all(type(entry) in UNCHANGING for entry in value)):
-        return value
-    if (known := memo.get(id(value))) is not None:
-        return known
-    if kind in EMPTY and not value:
-        new = memo[id(value)] = kind()
-    elif kind is dict and all(type(key) is str for key in value):
-        new = memo[id(value)] = {}
-        new.update((key, _copied(entry, memo)) for key, entry in value.items())
-    elif isinstance(value, nn.Module) and _is_plain(type(value)):
-        new = memo[id(value)] = type(value).__new__(type(value))
-        entries = vars(value).items()
-        new.__setstate__({name: e if type(e) in UNCHANGING else _copied(e, memo) for name, e in entries})
-    else:
-        new = copy.deepcopy(value, memo)
-    return new
-
-
-def _is_plain(kind: type[nn.Module]) -> bool:
-    """Whether the class leaves it to Python how its modules are copied."""
-    return all(getattr(kind, name, None) is getattr(nn.Module, name, None) for name in COPYING)
-
-
-def _has_history(value: Any) -> bool:
-    return isinstance(value, Tensor) and not value.is_leaf
-
-
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer, also those that a state dict leaves out, under one name each."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    plain = all(
+        getattr(type(model), name) is getattr(nn.Module, name) for name in ("named_parameters", "named_buffers")
+    )
+    if not plain:
+        return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    modules = list(model.named_modules())  # once for both
+    found, seen = dict[str, Tensor](), set[int]()
+    for held in ("_parameters", "_buffers"):
+        for path, module in modules:
+            for name, tensor in vars(module)[held].items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    found[f"{path}.{name}" if path else name] = tensor
+    return found
 
 
 def check_plan(model: nn.Module, plan: Plan, since: Plan | None = None) -> None:

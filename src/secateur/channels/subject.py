@@ -6,18 +6,20 @@ numbers are compared on a smaller one, wherever the network demonstrably runs th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from secateur.channels.copies import copy_model, copy_with, write_down
 from secateur.channels.example import Calls, Example, in_precision
 from secateur.channels.plan import Plan
 from secateur.channels.rehearsal import Record, ShapesOnly, real, run
-from secateur.channels.shrink import copy_model, copy_with, hollow, shrink
+from secateur.channels.shrink import hollow, shrink
 from secateur.channels.verify import compare
 
 HIDES = 1e-3
@@ -30,6 +32,18 @@ STEP = 32
 """Sides are multiples of that, since networks halve them several times."""
 
 
+class DoesNotRun(Exception):
+    """A network does not run without the arithmetic.
+
+    certain: nor with it, since the error is due to sizes.
+    """
+
+    def __init__(self, error: Exception, certain: bool) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.certain = certain
+
+
 @dataclass(frozen=True)
 class Subject:
     """A network whose cuts are tried, with what to call it with."""
@@ -38,6 +52,8 @@ class Subject:
     calls: Calls
     reads_values: bool
     """Whether its code depends on values; what it runs depends on shapes alone otherwise."""
+    answers: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+    """What the probe has found out so far, by attempt and cuts."""
 
     @property
     def is_meta(self) -> bool:
@@ -46,7 +62,7 @@ class Subject:
     @cached_property
     def template(self) -> nn.Module:
         """What copies are made of: the model with the same tensors, before a hook of a copy could change it."""
-        return copy_with(self.model, [(tensor, tensor.data) for tensor in self.model.parameters()])
+        return write_down(copy_with(self.model, [(tensor, tensor.data) for tensor in self.model.parameters()]))
 
     @cached_property
     def perturbed(self) -> nn.Module:
@@ -54,7 +70,7 @@ class Subject:
         copied = copy_model(self.template)
         copied._apply(lambda tensor: in_precision(tensor, torch.float32) if tensor.element_size() < 4 else tensor)
         perturb_(copied)
-        return copied
+        return write_down(copied)
 
     @cached_property
     def whole(self) -> list[ShapesOnly]:
@@ -73,7 +89,10 @@ class Subject:
         found = []
         for mode, (example, *_) in calls.items():
             found.append(ShapesOnly(bare=not self.reads_values))
-            run(model, example, mode, found[-1], values=False, last=mode == [*calls][-1])
+            try:
+                run(model, example, mode, found[-1], values=False, last=mode == [*calls][-1])
+            except Exception as error:
+                raise DoesNotRun(error, certain=not self.reads_values and not found[-1].doubtful) from error
         return found
 
     @cached_property

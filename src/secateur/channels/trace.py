@@ -19,6 +19,7 @@ from torch.nn.modules.module import (
 )
 
 from secateur.channels.attributes import Border, Place
+from secateur.channels.constants import Constants
 from secateur.channels.flow import Flow
 from secateur.channels.labels import LabelTable, labels_of
 from secateur.channels.memory import Memory, same_axes
@@ -101,6 +102,8 @@ class Watch(EagerMode):
         self._homes = {leaf.tensor.untyped_storage()._cdata: leaf for leaf in strided}
         self.flow = Flow(self.leaves)
         """What the pass that runs now, or the last one, computes from what."""
+        self.constants = Constants(model, f"{self._mark}_constant")
+        """What it reads that no input and no training changes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -112,7 +115,7 @@ class Watch(EagerMode):
                 return decomposed
         inputs = tensors_in(args) + tensors_in(kwargs.values())
         looks = operator.looks_at_values and (operator.name != "index" or has_mask(args[1]))
-        self.values_matter |= looks
+        self.values_matter |= looks and not self.constants.excuse(inputs)
         read, counted = self.flow.read(inputs), len(self.products)
         known = [state for t in inputs if (state := self.state(t)) is not None]
         written = [(t, self.state(t)) for t in operator.written_tensors(args, kwargs)]
@@ -126,6 +129,8 @@ class Watch(EagerMode):
             else:
                 self._give_up(call, Kind.UNKNOWN_OPERATOR)
         self.flow.note(operator, read, args, kwargs, out, range(counted, len(self.products)), looks)
+        outputs = tensors_in(out if isinstance(out, (tuple, list)) else (out,))
+        self.constants.follow(inputs, [tensor for tensor, _ in written], outputs)
         for tensor, before in written:
             self._memory.settle(tensor, before)
             if (
@@ -134,7 +139,7 @@ class Watch(EagerMode):
             ):
                 leaf.written = True
         if operator.shares_memory:
-            self._memory.relate([*inputs, *tensors_in(out if isinstance(out, (tuple, list)) else (out,))])
+            self._memory.relate([*inputs, *outputs])
         return out
 
     def _follow(self, rule: Rule, call: Call) -> None:

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from secateur.channels.copies import copy_with
 from secateur.channels.example import Calls, Example, in_precision
 from secateur.channels.groups import ChannelGraph, ChannelGroup
 from secateur.channels.guard import STATISTICS, check_example, check_module, explain
 from secateur.channels.plan import Plan
 from secateur.channels.rehearsal import Choice, Outcome, Product, Record, real, run
-from secateur.channels.shrink import check_plan, copy_with, shrunk, tensors_of
+from secateur.channels.shrink import check_plan, shrunk, tensors_of
 from secateur.errors import InvalidModel, NotEquivalent, SecateurError
 from secateur.words import counted
 
