@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from secateur.channels.groups import ChannelGraph
     from secateur.channels.plan import Plan
     from secateur.channels.shrink import shrink, shrink_
+    from secateur.channels.unused import drop_unused_
     from secateur.channels.verify import verify
     from secateur.errors import (
         Diverged,
@@ -63,6 +64,7 @@ __all__ = [
     "UnreachableBudget",
     "analyze",
     "classification",
+    "drop_unused_",
     "insert_gates_",
     "load",
     "measure_latency",
@@ -83,6 +85,7 @@ _HOMES = {
     "channels.groups": ("ChannelGraph",),
     "channels.plan": ("Plan",),
     "channels.shrink": ("shrink", "shrink_"),
+    "channels.unused": ("drop_unused_",),
     "channels.verify": ("verify",),
     "errors": (
         "Diverged",

@@ -27,6 +27,7 @@ from secateur.channels.reasons import Kind, Reason
 from secateur.channels.settle import settle
 from secateur.channels.subject import Subject
 from secateur.channels.trace import Watch
+from secateur.channels.unused import find_unused, is_within
 from secateur.errors import InvalidModel, InvalidSetting, unknown_name
 
 Ignore = Callable[[str, nn.Module], bool] | Iterable[str | nn.Module] | str | nn.Module
@@ -68,18 +69,22 @@ def analyze(
     _freeze_unused(watch)
     unused = any(not leaf.used and isinstance(leaf.tensor, nn.Parameter) for leaf in watch.leaves.values())
     leaves_out = unused or watch.values_matter or bool(notes)
-    notes += _notes_on(watch, model)
+    # Where training mode cannot run, nothing is known of what it uses.
+    silent = (
+        () if notes else find_unused(model, watch.ran, [leaf.tensor for leaf in watch.leaves.values() if leaf.used])
+    )
+    notes += _notes_on(watch, model, silent)
     build = partial(build_graph, watch, str(call), tuple(notes), calls, leaves_out)
     if not probe:
         graph = build()
-        return replace(graph, branches=as_branches(graph, found), bound=bound)
+        return replace(graph, branches=as_branches(graph, found), bound=bound, unused=silent)
     say("probing the cuts")
     subject = Subject(model, calls, watch.values_matter)
     graph = settle(watch, subject, build, say)
     graph = replace(graph, branches=as_branches(graph, found), bound=bound)
     failed = Probe(subject, graph, say).bound_branches()
     branches = tuple(branch for branch in graph.branches if branch.name not in failed)
-    return replace(graph, branches=branches, bound=failed | bound)
+    return replace(graph, branches=branches, bound=failed | bound, unused=silent)
 
 
 def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, list[str], dict[str, Flow]]:
@@ -116,13 +121,17 @@ def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, 
     return calls, notes, flows
 
 
-def _notes_on(watch: Watch, model: nn.Module) -> list[str]:
-    """What the user should know about this analysis."""
+def _notes_on(watch: Watch, model: nn.Module, unused: tuple[str, ...]) -> list[str]:
+    """What the user should know about this analysis.
+
+    unused: modules of which no part has run.
+    """
     notes = list(watch.failures)
     if watch.values_matter:
         notes.append("the code depends on values: only the branches that this example takes were analysed")
     heard = {owner(leaf.name) for leaf in watch.leaves.values() if leaf.used or watch.is_idle(leaf)}
-    silent = sorted({owner(leaf.name) for leaf in watch.leaves.values()} - heard)
+    quiet = {owner(leaf.name) for leaf in watch.leaves.values()} - heard
+    silent = sorted({next((module for module in unused if is_within(name, [module])), name) for name in quiet})
     if silent:
         remedy = "pass an example that runs them, or keep what feeds them, by ignore or at_least"
         notes.append(

@@ -175,6 +175,8 @@ class ChannelGraph:
     """Branches that can go."""
     bound: dict[str, Reason] = field(default_factory=dict)
     """Branches that must stay, by the module that adds, with the reason."""
+    unused: tuple[str, ...] = ()
+    """The outermost modules with parameters that never ran, in evaluation or training mode."""
 
     @property
     def num_channels(self) -> int:
@@ -342,6 +344,7 @@ class ChannelGraph:
             "layers": [{"name": r.name, "kind": r.kind, "macs": r.value(self.all_kept())} for r in self.layers],
             "branches": [branch.to_dict() for branch in self.branches],
             "bound": {name: reason.to_dict() for name, reason in self.bound.items()},
+            "unused": list(self.unused),
             "notes": list(self.notes),
         }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from secateur.channels.groups import ChannelGraph, ChannelGroup
+from secateur.channels.groups import ChannelGraph, ChannelGroup, owner
+from secateur.channels.unused import is_within
 from secateur.words import counted
 
 
@@ -10,6 +11,7 @@ def describe(graph: ChannelGraph) -> str:
     """Totals, then the groups that can be cut, the branches that can go, and what stays and why."""
     filters, free = graph.num_filters, graph.num_free_filters
     lines = [
+        *_unused(graph),
         f"Input {graph.input}: {quantity(graph.macs)} MACs, {quantity(graph.params)} parameters",
         f"{counted(graph.num_channels, 'channel')} in {counted(len(graph.groups), 'group')} can be removed "
         f"({free:,} of {counted(filters, 'filter')}, {free / max(1, filters):.0%})",
@@ -40,15 +42,31 @@ def describe(graph: ChannelGraph) -> str:
             saved = quantity(graph.macs - rest.macs), quantity(graph.params - rest.params)
             rows.append((branch.name, *saved, ", ".join(branch.left) or "nothing but its input"))
         lines += ["", *_columns(rows)]
-    if graph.frozen:
+    stays = [frozen for frozen in graph.frozen if not is_within(frozen.name, graph.unused)]
+    if stays:
         rows = [("stays", "filters", "why")]
-        rows += [(frozen.name, str(frozen.size), str(frozen.reason)) for frozen in graph.frozen]
+        rows += [(frozen.name, str(frozen.size), str(frozen.reason)) for frozen in stays]
         lines += ["", *_columns(rows)]
     if graph.ungated:
         rows = [("group without a factor", "why"), *((name, str(reason)) for name, reason in graph.ungated.items())]
         lines += ["", *_columns(rows)]
     lines += [f"note: {note}" for note in graph.notes]
     return "\n".join(lines)
+
+
+def _unused(graph: ChannelGraph) -> list[str]:
+    """What never ran, and what to do about it."""
+    if not graph.unused:
+        return []
+    rows = [row for row in graph.sizes if is_within(row.name, graph.unused)]
+    layers = len({owner(row.name) for row in rows})
+    filters = sum(frozen.size for frozen in graph.frozen if is_within(frozen.name, graph.unused))
+    params = sum(row.value(graph.all_kept()) for row in rows)
+    return [
+        f"Never runs: {counted(layers, 'layer')} with {counted(filters, 'filter')} and {params / graph.params:.0%} of "
+        f"the parameters, in {', '.join(graph.unused)}",
+        "  if no other input runs them: secateur.drop_unused_(model, graph), then analyse again",
+    ]
 
 
 def quantity(value: float) -> str:
