@@ -122,7 +122,12 @@ def randomise_(model: nn.Module, example: Any) -> None:
 
 
 def call(model: nn.Module, example: Any) -> Any:
-    """Run the model on a tensor, or on a tuple of arguments."""
+    """Run the model on a copy of a tensor, or of a tuple of arguments: some models write into their input.
+
+    Some draw noise, too, which is the same in every call.
+    """
+    torch.manual_seed(SEED)
+    example = tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, example)
     return model(*example) if isinstance(example, tuple) else model(example)
 
 
@@ -157,8 +162,8 @@ def describe(model: nn.Module, graph: secateur.ChannelGraph) -> Row:
 
 def compare(model: nn.Module, plan: secateur.Plan, example: Any, detector: bool) -> Row:
     """Masked against shrunk: the largest difference, and whether it is small enough for what was compared."""
-    dtype = torch.float32 if count_params(model) > LARGE else torch.float64
-    model, example = model.to(dtype), tree_map(lambda tensor: tensor.to(dtype), example)
+    dtype = torch.float32 if count_params(model) > LARGE or not runs_in_double(model, example) else torch.float64
+    model, example = model.to(dtype), cast(example, dtype)
     whole = outputs(model, example, detector)
     masked = outputs(mask(model, plan), example, detector)
     shrunk_model = secateur.shrink(model, plan)
@@ -188,6 +193,25 @@ def compare(model: nn.Module, plan: secateur.Plan, example: Any, detector: bool)
     else:
         return row | {"outcome": "exact"}
     return row | {"outcome": "failed", "error": error}
+
+
+def cast(example: Any, dtype: torch.dtype) -> Any:
+    """The example with its fractions in that precision."""
+
+    def change(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return tree_map(change, example)
+
+
+@torch.no_grad()
+def runs_in_double(model: nn.Module, example: Any) -> bool:
+    """Whether the code leaves the precision to its input."""
+    try:
+        call(copy.deepcopy(model).double(), cast(example, torch.float64))
+    except RuntimeError:
+        return False
+    return True
 
 
 @torch.no_grad()
