@@ -72,7 +72,7 @@ def settings_of(way: str, keep: float, seed: int) -> secateur.TickTock:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", help="NETWORK@DATASET")
-    parser.add_argument("--data", required=True)
+    parser.add_argument("--data", help="folder of the dataset, if it has one")
     parser.add_argument("--weights", help="trained on other classes; otherwise random weights")
     parser.add_argument("--image-size", type=int)
     parser.add_argument("--hold-out", type=int, required=True, help="training images to test on")
