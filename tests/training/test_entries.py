@@ -155,7 +155,7 @@ def test_scores_that_cannot_be_distilled_name_the_remedy() -> None:
     model = made(lambda x, out: {"logits": out})
     task = Task([(IMAGES, LABELS)], lambda model, batch: model(batch[0])["logits"].square().mean())
     with pytest.raises(InvalidData, match=r'a dict of logits.*output="logits"'):
-        secateur.prune(model, IMAGES[:1], task, keep_macs=0.5, distill=0.5)
+        secateur.prune(model, IMAGES[:1], task, preset="paper", keep_macs=0.5, distill=0.5)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -176,7 +176,8 @@ class ShapesOnly(Record):
         try:
             return func(*args, **kwargs)
         except Exception:
-            self.doubtful |= not (name in PRODUCTS or is_sized(name) or name in BY_SHAPE)
+            by_shape = name in PRODUCTS or is_sized(name) or name in BY_SHAPE
+            self.doubtful |= not by_shape or (func._schema.is_mutable and _repeats(args[0]))
             raise
 
     def _note_values(self, name: str, func: Any, args: Any, values: list[Any], out: Any, product: Any) -> None:
@@ -191,6 +192,12 @@ def _flat(values: tuple[Any, ...]) -> list[Any]:
 
 def _is_coarser(dtype: torch.dtype, precision: torch.dtype) -> bool:
     return dtype.is_floating_point and torch.finfo(dtype).bits < torch.finfo(precision).bits
+
+
+def _repeats(tensor: Any) -> bool:
+    """Whether one number stands for many, as in weights without memory: nothing can be written to it."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True) if isinstance(tensor, Tensor) else ()
+    return any(size > 1 and stride == 0 for size, stride in sizes)
 
 
 def _sums(tensor: Tensor) -> Tensor:
