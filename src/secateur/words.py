@@ -13,10 +13,12 @@ def counted(number: int, thing: str, things: str = "") -> str:
 def digits(value: float) -> str:
     """A metric with the digits that others of its kind have.
 
-    >>> digits(98.6), digits(100.0), digits(0.036054), digits(1047.3)
-    ('98.60', '100.00', '0.03605', '1047.30')
+    >>> digits(98.6), digits(100.0), digits(2.5), digits(0.036054)
+    ('98.60', '100.00', '2.500', '0.03605')
     """
-    return f"{value:.2f}" if 1 <= abs(value) < 1e5 else f"{value:.4g}"
+    if not 1 <= abs(value) < 1e5:
+        return f"{value:.4g}"
+    return f"{value:.2f}" if abs(value) >= 10 else f"{value:.3f}"
 
 
 def duration(seconds: float | None) -> str:

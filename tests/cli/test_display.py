@@ -64,7 +64,7 @@ def test_bars_show_the_phase_and_what_is_left(screen: io.StringIO) -> None:
         "Tock",
         "25%",
         "73.0% of the MACs left",
-        "Tick 3              73.0% of the MACs  accuracy 91.5  1.2 s",
+        "Tick 3              73.0% of the MACs  accuracy 91.50  1.2 s",
     ):
         assert text in shown
 
@@ -95,7 +95,7 @@ def test_an_event_is_one_plain_line_however_long(screen: io.StringIO) -> None:
         display.show(tick(0.73, accuracy=91.5, loss=0.123, pixel_accuracy=88.5, mean_intersection_over_union=77.5))
         display.show("checkpoint /a/rather/long/path/" + "x" * 80 + " is damaged")
     first, *others = screen.getvalue().splitlines()
-    assert first == "Tick 3              73.0% of the MACs  accuracy 91.5  1.2 s"
+    assert first == "Tick 3              73.0% of the MACs  accuracy 91.50  1.2 s"
     assert len(others) == 2
 
 

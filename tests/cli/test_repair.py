@@ -22,6 +22,7 @@ from secateur.recipes import repair as recipes_repair
 from secateur.recipes.jobs import Order, build
 from secateur.recipes.starts import open_network, reopen
 from secateur.training.settings import Training
+from secateur.words import digits
 
 Call = Callable[..., tuple[int, str, str]]
 PLAIN = "own_networks:plain@cifar10"
@@ -103,7 +104,7 @@ def test_a_network_with_a_plan_and_how_it_is_shown(secateur: Call, run: Path, ci
     plain = summary["repair"]["plain"]
     for row, name in zip(rows[2:4], ("accuracy", "loss"), strict=True):
         values = before["metrics"][name], plain[name], after["metrics"][name]
-        assert row.split() == [name, *(f"{value:.4g}" for value in values)]
+        assert row.split() == [name, *(digits(value) for value in values)]
     assert rows[-1].startswith(f"saved in {tmp_path / 'other'};")
 
 

@@ -6,8 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from secateur.words import digits
-
 LONGEST = 80
 """Characters of a name or value that are shown."""
 LARGEST = 1e24
@@ -70,7 +68,7 @@ def precise(value: float | None) -> str:
     """
     if value is None:
         return "-"
-    return f"{value:,}" if isinstance(value, int) else digits(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def brief(value: float | None) -> str:
