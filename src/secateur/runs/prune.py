@@ -59,9 +59,7 @@ def prune(
     graph: the analysis of the model, if you have it. Without it, `ignore` and `inexact` are those of `analyze`.
     latency: the times of the layers, from `measure_latency`; otherwise they are measured where they are needed.
     """
-    if settings is not None and preset is not None:
-        raise InvalidSetting("preset and settings do not go together", remedy="Pass one of them")
-    settings = settings.but(**values) if settings is not None else TickTock.preset(preset or "quick", **values)
+    settings = chosen(preset, settings, values)
     say = progress or (lambda event: None)
     if graph is None:
         graph = analyze(model, example, ignore=ignore, inexact=inexact, progress=say)
@@ -91,6 +89,15 @@ def prune(
     # Pruning has checked its cuts on random inputs of the example's shape; this is the example itself.
     verify(run.whole or model, result.plan, example)
     return result
+
+
+def chosen(preset: Preset | None, settings: TickTock | None, values: dict[str, Any]) -> TickTock:
+    """The settings, or those of a preset, with these values by flat name."""
+    if settings is None:
+        return TickTock.preset(preset or "quick", **values)
+    if preset is not None:
+        raise InvalidSetting("preset and settings do not go together", remedy="Pass one of them")
+    return settings.but(**values)
 
 
 def train(

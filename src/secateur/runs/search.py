@@ -14,7 +14,7 @@ from secateur.channels.analyze import Ignore, analyze
 from secateur.errors import InvalidSetting, UnreachableBudget
 from secateur.pruning.settings import UNITS
 from secateur.runs.events import Result
-from secateur.runs.prune import prune
+from secateur.runs.prune import chosen, prune
 from secateur.runs.run import Progress
 from secateur.runs.settings import Preset, TickTock
 from secateur.training.engine import Engine
@@ -53,13 +53,8 @@ def prune_to(
     """
     if check_task(task).held_out is None:
         raise InvalidSetting("prune_to has nothing to judge by", remedy=HOLD_OUT)
-    if settings is not None and preset is not None:
-        raise InvalidSetting("preset and settings do not go together", remedy="Pass one of them")
-    if settings is not None:
-        settings = settings.but(keep_macs=FIRST, **values)
-    else:
-        check_no_budget(values)
-        settings = TickTock.preset(preset or "quick", keep_macs=FIRST, **values)
+    check_no_budget(values)
+    settings = chosen(preset, settings, {**values, "keep_macs": FIRST})
     graph = analyze(model, example, ignore=ignore, inexact=inexact, progress=progress or (lambda step: None))
     with TemporaryDirectory() as temporary:
         root = Path(folder) if folder is not None else Path(temporary)
