@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,10 @@ class Source:
 
     inexact: Switch = False
     """Also prune channels that pass a normalisation over channels, where removing is not the same as zeroing."""
+
+    def choosing(self, recipe: str, wanted: bool) -> Source:
+        """The same with images to choose by, if that is wanted and no share is typed; own code has its own."""
+        return replace(self, choose_on=CHOOSE_ON) if wanted and not self.choose_on and is_recipe(recipe) else self
 
     def order(self, recipe: str, weights: Path | None = None, **values: Any) -> Order:
         from secateur.recipes.jobs import Order

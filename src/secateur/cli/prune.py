@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from secateur.cli.flags import Switch, flags_of, typed
-from secateur.cli.options import CHOOSE_ON, NewRunOutput, RunOutput, Source, default_pruning, pruning_of
+from secateur.cli.options import NewRunOutput, RunOutput, Source, default_pruning, pruning_of
 from secateur.cli.runs import start
 from secateur.cli.search import SEARCH, resume_search, start_search
 from secateur.errors import InvalidSetting
 from secateur.pruning.settings import Budget
-from secateur.recipes.paper import is_recipe
 from secateur.recipes.recipe import scaled
 from secateur.runs.settings import Preset, TickTock
 from secateur.training.engine import Engine
@@ -70,13 +69,8 @@ class Prune:
         from secateur.runs.search import FIRST, check_no_budget
 
         given = {"epochs_scale": self.epochs_scale, "new_head": self.new_head}
-        source, values = self.source, typed(self.settings)
-        if (
-            (self.target_accuracy is not None or values.get("best_epoch"))
-            and not source.choose_on
-            and is_recipe(self.recipe)
-        ):
-            source = replace(source, choose_on=CHOOSE_ON)
+        values = typed(self.settings)
+        source = self.source.choosing(self.recipe, self.target_accuracy is not None or bool(values.get("best_epoch")))
         order = source.order(self.recipe, self.weights, **given)
         if self.target_accuracy is not None:
             check_no_budget(values)

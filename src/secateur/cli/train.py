@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from secateur.cli.flags import flags_of, typed
-from secateur.cli.options import CHOOSE_ON, NewRunOutput, Source, default_pruning
+from secateur.cli.options import NewRunOutput, Source, default_pruning
 from secateur.cli.runs import start
 from secateur.errors import InvalidSetting
 from secateur.recipes.experiments import doubled
@@ -69,9 +69,7 @@ class Train:
         if len(names := [name for name, value in given.items() if value is not None]) > 1:
             raise InvalidSetting("these do not go together", got=" and ".join(names))
         values = {"fresh": self.shape_of is not None, "new_head": self.new_head}
-        source = self.source
-        if typed(self.settings).get("best_epoch") and not source.choose_on and is_recipe(self.recipe):
-            source = replace(source, choose_on=CHOOSE_ON)
+        source = self.source.choosing(self.recipe, bool(typed(self.settings).get("best_epoch")))
         order = source.order(self.recipe, self.weights or self.shape_of, **values)
         settings = scaled(self.schedule().but(**typed(self.settings)), self.epochs_scale)
         engine = Engine.of(**typed(self.engine))
