@@ -430,3 +430,31 @@ def test_a_mistake_is_one_line(secateur: Call, arguments: list[str], word: str, 
     assert (status, text, len(err.splitlines())) == (2, "", 1), err
     assert word in err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_controls_change_one_thing_at_a_time(reproduce: Call, tmp_path: Path) -> None:
+    given = ["--quiet", "--out", tmp_path]
+    assert reproduce("controls", RESNET, *given)[0] == 0
+    heads, rows = read_page(page_of(tmp_path, "controls", RESNET))
+    assert heads == ["run", "MACs", "parameters", "accuracy", "epochs"]
+    runs = summaries(tmp_path, RESNET)
+    assert {*rows} == {*runs} - {"baseline"} >= {"lifted", "whole", "reference-40", "scratch-40", "narrow-40"}
+    reference = runs["reference-40"]
+    unlike = {
+        name: {key for key, value in run["settings"].items() if value != reference["settings"][key]}
+        for name, run in runs.items()
+        if run["settings"].keys() == reference["settings"].keys()
+    }
+    assert unlike["slim-40"] == {"score"}
+    assert unlike["no-repair-40"] == {"repair"}
+    assert unlike["no-squares-40"] == unlike["not-lifted-40"] == unlike["reference-40"] == set()
+    assert runs["no-squares-40"]["order"]["erase"] == 0
+    start = {name: Path(run["order"]["weights"] or "").name for name, run in runs.items()}
+    assert start["slim-40"] == "lifted-seed0" != start["not-lifted-40"] == "baseline-seed0"
+    assert runs["scratch-40"]["layers"] == reference["layers"]
+    assert rows["whole"][0] == "+0.0%"
+    # Another seed starts from the same network.
+    assert reproduce("controls", RESNET, *given, "--seed", 1, "--only", "whole")[0] == 0
+    assert not list(tmp_path.rglob("lifted-seed1"))
+    assert list(tmp_path.rglob("whole-seed1"))

@@ -40,7 +40,8 @@ def test_every_experiment_begins_with_the_papers_baseline(name: str) -> None:
     done = {"baseline"}
     for step in rest:
         assert step.source in done or (step.source is None and step.narrow_to is not None)
-        assert isinstance(step.settings, Training) == (step.narrow_to is not None or step.shape_of is not None)
+        trains = step.narrow_to is not None or step.shape_of is not None or step.name in ("lifted", "whole")
+        assert isinstance(step.settings, Training) == trains
         assert step.name not in done
         done.add(step.name)
     assert callable(getattr(reports, experiment.report))
@@ -127,13 +128,46 @@ def test_nas_compares_networks_with_a_quarter_of_the_macs() -> None:
         assert training_of(experiment.step(name)).epochs == 320
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "segmentation"])
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in ("segmentation", "controls")])
 def test_an_experiment_with_another_recipe_has_its_settings(name: str) -> None:
     experiment = find_experiment(name, "resnet56-cifar10-authors")
     assert experiment.recipe == "resnet56-cifar10-authors"
     pruned = [step.settings for step in experiment.steps if isinstance(step.settings, TickTock)]
     assert pruned
     assert all(settings.tocks.first and settings.learning.weight_decay == 5e-4 for settings in pruned)
+
+
+def test_controls_differ_from_the_reference_in_one_thing() -> None:
+    experiment = find_experiment("controls")
+    assert experiment.shared == ("baseline", "lifted")
+    assert training_of(experiment.step("lifted")) == find_recipe(experiment.recipe).pruning.finetune.but(epochs=80)
+    for percent in (30, 40):
+        reference = experiment.step(f"reference-{percent}")
+        settings = pruning_of(reference)
+        assert (settings.budget.macs, settings.finetune.epochs, settings.repair) == (percent / 100, 40, 512)
+        assert (settings.retrain_epochs, settings.tocks.first, reference.weights_of) == (0, True, "lifted")
+        changed = {
+            "slim": {"score": "slim"},
+            "pcnn": {"score": "pcnn"},
+            "l1": {"score": "l1"},
+            "random": {"score": "random"},
+            "one-shot": {"tick_removes": 1.0},
+            "tick-only": {"tock_first": False, "tock_every": 0},
+            "tick-tock": {"tock_first": False, "tock_every": 3, "tock_epochs": 5, "finetune_epochs": 35},
+            "no-repair": {"repair": 0},
+            "no-distillation": {"distill": 0.0},
+            "no-squares": {},
+            "not-lifted": {},
+        }
+        for name, values in changed.items():
+            assert pruning_of(experiment.step(f"{name}-{percent}")) == settings.but(**values)
+        assert experiment.step(f"no-squares-{percent}").erase == 0
+        assert experiment.step(f"not-lifted-{percent}").weights_of == "baseline"
+        # The Tock and fine-tuning of the reference have so many epochs together.
+        for name in (f"scratch-{percent}", f"narrow-{percent}", "whole"):
+            assert training_of(experiment.step(name)).epochs == 50
+        assert experiment.step(f"scratch-{percent}").shape_of == reference.name
+        assert experiment.step(f"narrow-{percent}").teacher == "lifted"
 
 
 def test_segmentation_is_for_data_with_label_maps() -> None:

@@ -30,7 +30,7 @@ class Reproduce:
     """
 
     experiment: str
-    """Which one: table1, table2, table3, gfir, nas, segmentation, appendix-d, appendix-e, throughput."""
+    """Which one: table1, table2, table3, gfir, nas, segmentation, appendix-d, appendix-e, throughput, controls."""
 
     recipe: str | None = None
     """Another network, dataset or variant than the paper's for this experiment."""
@@ -68,6 +68,7 @@ class Reproduce:
 
         experiment = find_experiment(self.experiment, self.recipe)
         conditions = Conditions(
+            experiment=experiment,
             order=self.source.order(experiment.recipe, self.weights),
             engine=Engine.of(**typed(self.engine)),
             out=self.out,
@@ -81,7 +82,6 @@ class Reproduce:
         try:
             text, page = reproduce(
                 self.experiment,
-                experiment,
                 conditions,
                 lambda config, folder, continue_from: follow(config, folder, self.output, continue_from),
                 lambda line: None if quiet else print(line, file=sys.stderr, flush=True),

@@ -31,7 +31,7 @@ class Train:
       secateur train timm:mobilenetv3_small_100@class_folders --data photos --weights imagenet.safetensors
       secateur train resnet56-cifar10 --data cifar --weights runs/pruned --epochs 100 --distill 0.9
       secateur train vgg16m-cifar100 --data cifar --shape-of runs/pruned
-      secateur train vgg16m-cifar100 --data cifar --narrow-to 0.25
+      secateur train vgg16m-cifar100 --data cifar --narrow-to 0.25 --distill 0.9 --teacher runs/baseline
     """
 
     recipe: str
@@ -48,6 +48,9 @@ class Train:
 
     narrow_to: float | None = None
     """Make all layers narrower by one factor, so that this share of the MACs stays; by default for twice the epochs."""
+
+    teacher: Path | None = None
+    """What --distill learns from, if not the whole network that it starts from: a run, or a file with a state dict."""
 
     epochs_scale: float = 1.0
     """Multiplies the epochs: 0.01 for a rehearsal."""
@@ -68,7 +71,8 @@ class Train:
         given = {"--weights": self.weights, "--shape-of": self.shape_of, "--narrow-to": self.narrow_to}
         if len(names := [name for name, value in given.items() if value is not None]) > 1:
             raise InvalidSetting("these do not go together", got=" and ".join(names))
-        values = {"fresh": self.shape_of is not None, "new_head": self.new_head}
+        teacher = str(self.teacher) if self.teacher is not None else None
+        values = {"fresh": self.shape_of is not None, "new_head": self.new_head, "teacher": teacher}
         source = self.source.choosing(self.recipe, bool(typed(self.settings).get("best_epoch")))
         order = source.order(self.recipe, self.weights or self.shape_of, **values)
         settings = scaled(self.schedule().but(**typed(self.settings)), self.epochs_scale)

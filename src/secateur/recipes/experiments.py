@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from secateur.data.catalog import find_dataset
 from secateur.errors import InvalidSetting, unknown_name
@@ -26,10 +27,14 @@ class Step:
     """All layers are narrowed by one factor, so that this share of the MACs stays."""
     continue_from: str | None = None
     """The step whose pruning it continues, if that is finished; otherwise it begins anew."""
+    teacher: str | None = None
+    """The step whose result distillation learns from, where that is not the whole network it starts from."""
+    erase: int | None = None
+    """Side of the square that is erased in training images, instead of the recipe's."""
 
     @property
     def source(self) -> str | None:
-        """The step that must come before it."""
+        """The step whose network it starts from."""
         return self.weights_of or self.shape_of
 
 
@@ -41,6 +46,8 @@ class Experiment:
     steps: tuple[Step, ...]
     report: str
     """The function of `reports` that makes it."""
+    shared: tuple[str, ...] = ()
+    """Steps that runs of all seeds share; their own seed is 0."""
 
     @property
     def data(self) -> str:
@@ -50,6 +57,12 @@ class Experiment:
         return next(step for step in self.steps if step.name == name)
 
 
+CONTROL_EPOCHS = 40
+"""Of fine-tuning, in the experiment of controls."""
+NEVER_AGAIN = 1000
+"""Ticks before the next Tock, where only the first is wanted."""
+PERCENTS = {"vgg16_m": (60, 40, 20), "resnet56": (30, 40)}
+"""Percentages of the MACs that controls are compared at."""
 EXPERIMENTS: dict[str, Callable[..., Experiment]] = {}
 
 
@@ -132,6 +145,26 @@ def nas(recipe: str = "vgg16m-cifar100") -> Experiment:
 
 
 @experiment
+def controls(recipe: str = "resnet56-cifar10-ours") -> Experiment:
+    """Is it the pruning, or the training? One thing at a time is changed in our recipe, fine-tuned for 40 epochs."""
+    pruning = find_recipe(recipe).pruning
+    lift = pruning.finetune.but(epochs=pruning.retrain_epochs or CONTROL_EPOCHS)
+    again = Training(schedule=lift, learning=pruning.learning)
+    lifted = Step(name="lifted", settings=again, weights_of="baseline")
+    # As many epochs as the Tock and fine-tuning of a pruned network have together.
+    as_long = again.but(epochs=pruning.tocks.epochs + CONTROL_EPOCHS, evaluate="phases")
+    whole = Step(name="whole", settings=as_long, weights_of="lifted")
+    arms: list[Step] = []
+    for percent in PERCENTS.get(find_recipe(recipe).network, (40,)):
+        arms += _arms(pruning, percent)
+        arms.append(Step(name=f"scratch-{percent}", settings=as_long, shape_of=f"reference-{percent}"))
+        teacher = "lifted" if pruning.learning.distill else None
+        arms.append(Step(name=f"narrow-{percent}", settings=as_long, narrow_to=percent / 100, teacher=teacher))
+    steps = (baseline(recipe), lifted, whole, *arms)
+    return Experiment(recipe=recipe, steps=steps, report="controlled", shared=("baseline", "lifted"))
+
+
+@experiment
 def segmentation(recipe: str = "fcn32s-voc") -> Experiment:
     """Appendix C: FCN-32s without 27% of its MACs, mean IoU, and pictures of what both networks predict."""
     if not find_dataset(find_recipe(recipe).data).maps:
@@ -139,6 +172,35 @@ def segmentation(recipe: str = "fcn32s-voc") -> Experiment:
         raise InvalidSetting("this experiment is about segmentation", got=got, wanted="a label for every pixel")
     steps = (baseline(recipe), *pruned(recipe, {"pruned": 0.73}))
     return Experiment(recipe=recipe, steps=steps, report="pictures")
+
+
+def _arms(pruning: TickTock, percent: int) -> list[Step]:
+    """Our recipe with one change each, to that percentage of the MACs."""
+    reference = pruning.but(
+        keep_macs=percent / 100,
+        retrain_epochs=0,
+        tock_every=NEVER_AGAIN,
+        finetune_epochs=CONTROL_EPOCHS,
+        repair=512,
+        evaluate="phases",
+    )
+    changes: dict[str, dict[str, Any]] = {
+        "reference": {},
+        **{score: {"score": score} for score in ("slim", "pcnn", "l1", "random")},
+        "one-shot": {"tick_removes": 1.0},
+        "tick-only": {"tock_first": False, "tock_every": 0},
+        # Three Tocks of five epochs: as many epochs in all.
+        "tick-tock": {"tock_first": False, "tock_every": 3, "tock_epochs": 5, "finetune_epochs": CONTROL_EPOCHS - 5},
+        "no-repair": {"repair": 0},
+        "no-distillation": {"distill": 0.0},
+    }
+    steps = [
+        Step(name=f"{name}-{percent}", settings=reference.but(**values), weights_of="lifted")
+        for name, values in changes.items()
+    ]
+    steps.append(Step(name=f"no-squares-{percent}", settings=reference, weights_of="lifted", erase=0))
+    steps.append(Step(name=f"not-lifted-{percent}", settings=reference, weights_of="baseline"))
+    return steps
 
 
 def baseline(recipe: str) -> Step:

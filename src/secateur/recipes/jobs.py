@@ -102,6 +102,9 @@ class Order:
     fresh: bool = False
     """Take only the shape of what it starts from; the weights are random."""
 
+    teacher: str | None = None
+    """What distillation learns from: a run, a result, or a file; otherwise the whole network that it starts from."""
+
     new_head: str | None = None
     """The layer that is made anew, and not taken from those weights."""
 
@@ -144,7 +147,7 @@ class Order:
 
     def compared(self) -> dict[str, Any]:
         """What must be the same when a run is resumed; data and weights may have moved."""
-        moved = ("data", "weights", "epochs_scale")
+        moved = ("data", "weights", "teacher", "epochs_scale")
         return {name: value for name, value in self.to_dict().items() if name not in moved}
 
     @property
@@ -231,11 +234,16 @@ def own_settings(name: str) -> TickTock | None:
 
 
 def narrower(order: Order, job: Job) -> Callable[[float], nn.Module]:
-    """What builds the job's network so many times as wide."""
+    """What builds the job's network so many times as wide; not all networks take a width but 1."""
     if job.network is None:
         return lambda times: _build_own(replace(order, width=times * order.width)).model
-    name, options = job.network["name"], job.network["options"]
-    return lambda times: find_model(name, **{**options, "width": times * order.width})
+    name, options = job.network["name"], {k: v for k, v in job.network["options"].items() if k != "width"}
+
+    def build_narrower(times: float) -> nn.Module:
+        width = times * order.width
+        return find_model(name, **options, **({"width": width} if width != 1 else {}))
+
+    return build_narrower
 
 
 def _build_own(order: Order) -> Job:

@@ -87,6 +87,16 @@ def compared(done: Done) -> str:
     return page(done, ["network", "MACs", "parameters", *names, "the paper"], rows)
 
 
+def controlled(done: Done) -> str:
+    """Controls: the same budget reached in other ways, and the epochs that each took."""
+    rows = []
+    for name, run in done.pruned().items():
+        trained = [e for e in read_json_lines(done.folders[name] / "result" / "history.jsonl") if "epoch" in e]
+        row = [name, change_of(run, "macs"), change_of(run, "params"), f"{main(run):.2f}", str(len(trained))]
+        rows.append(row)
+    return page(done, ["run", "MACs", "parameters", "accuracy", "epochs"], rows)
+
+
 def schedules(done: Done) -> str:
     """Table 3."""
     rows = []

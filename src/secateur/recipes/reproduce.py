@@ -32,6 +32,7 @@ Perform = Callable[[RunConfig, Path, Path | None], object]
 class Conditions:
     """How an experiment is done."""
 
+    experiment: Experiment
     order: Order
     """The recipe, its data, and what training the baseline starts from."""
     engine: Engine
@@ -50,27 +51,31 @@ class Conditions:
         """Of the recipe, fit for a file."""
         return re.sub(r"[^\w.@-]", "-", self.order.recipe)
 
+    def seed_of(self, step: str) -> int:
+        return 0 if step in self.experiment.shared else self.seed
+
     def folder(self, step: str) -> Path:
-        return self.out / self.name / f"{step}-seed{self.seed}"
+        return self.out / self.name / f"{step}-seed{self.seed_of(step)}"
 
     def finished(self, step: str) -> bool:
         return (self.folder(step) / "result" / "summary.json").is_file()
 
     def source_of(self, step: Step) -> str | None:
         """What the run of a step starts from: the run before it, or a file."""
-        if step.source is None:
-            return self.order.weights
-        return str(self.baseline if self.is_given(step) else self.folder(step.source))
+        return self.order.weights if step.source is None else self.network_of(step.source)
 
-    def is_given(self, step: Step) -> bool:
-        """Whether the step starts from the trained network that the user named, and not from a run."""
-        return step.source == "baseline" and self.baseline is not None
+    def network_of(self, step: str) -> str:
+        """The run of a step, or the trained network that the user named instead."""
+        return str(self.baseline if self.is_given(step) else self.folder(step))
+
+    def is_given(self, step: str | None) -> bool:
+        """Whether the user named a trained network instead of that step."""
+        return step == "baseline" and self.baseline is not None
 
 
-def reproduce(
-    name: str, experiment: Experiment, conditions: Conditions, perform: Perform, say: Callable[[str], None]
-) -> tuple[str, Path]:
+def reproduce(name: str, conditions: Conditions, perform: Perform, say: Callable[[str], None]) -> tuple[str, Path]:
     """Do the runs that are not finished yet, and write the page; gives its text and where it is."""
+    experiment = conditions.experiment
     if not any(fnmatch(step.name, conditions.only) for step in experiment.steps):
         names = ", ".join(step.name for step in experiment.steps)
         raise InvalidSetting(f"no run of {name} has such a name", got=repr(conditions.only), wanted=f"one of {names}")
@@ -83,11 +88,12 @@ def reproduce(
             say(f"{step.name}: run {number} of {len(experiment.steps)}, in {folder}")
             config = config_of(step, conditions)
             perform(config, folder, continue_of(step, config.settings, conditions))
-    return write_page(name, experiment, conditions)
+    return write_page(name, conditions)
 
 
-def write_page(name: str, experiment: Experiment, conditions: Conditions) -> tuple[str, Path]:
+def write_page(name: str, conditions: Conditions) -> tuple[str, Path]:
     """The table or figure of the runs that are finished."""
+    experiment = conditions.experiment
     folders = {step.name: conditions.folder(step.name) for step in experiment.steps if conditions.finished(step.name)}
     runs = {step: read_json(folder / "result" / "summary.json") for step, folder in folders.items()}
     if conditions.baseline is not None:
@@ -107,9 +113,11 @@ def check_same(step: Step, conditions: Conditions) -> None:
     folder, order = conditions.folder(step.name), conditions.order
     begun = read_json(folder / "result" / "summary.json")
     wanted: dict[str, Any] = order.compared() | {"weights": conditions.source_of(step), "fresh": bool(step.shape_of)}
+    if step.erase is not None:
+        wanted["erase"] = step.erase
     if step.narrow_to is not None:
         del wanted["width"], wanted["weights"]
-    elif step.source is not None and not conditions.is_given(step):
+    elif step.source is not None and not conditions.is_given(step.source):
         # Another run of the same experiment: all of them may have been moved.
         for given in (wanted, begun["order"]):
             given["weights"] = Path(str(given["weights"])).name
@@ -120,20 +128,24 @@ def check_same(step: Step, conditions: Conditions) -> None:
 
 
 def settings_of(step: Step, conditions: Conditions) -> TickTock | Training:
-    return scaled(step.settings.but(seed=conditions.seed), conditions.scale)
+    return scaled(step.settings.but(seed=conditions.seed_of(step.name)), conditions.scale)
 
 
 def config_of(step: Step, conditions: Conditions) -> RunConfig:
     """The run of a step."""
-    settings = settings_of(step, conditions)
+    settings, order = settings_of(step, conditions), conditions.order
+    for before in filter(None, (step.source, step.teacher)):
+        if not conditions.is_given(before) and not conditions.folder(before).exists():
+            remedy = f"Do {before} first"
+            raise InvalidSetting(f"{step.name} starts from {before}, which is not finished yet", remedy=remedy)
     if step.narrow_to is not None:
-        order = narrowed(replace(conditions.order, weights=None), step.narrow_to, conditions.seed)
+        order = narrowed(replace(order, weights=None), step.narrow_to, conditions.seed)
     else:
-        source = conditions.source_of(step)
-        if step.source is not None and not conditions.is_given(step) and not Path(str(source)).exists():
-            remedy = f"Do {step.source} first"
-            raise InvalidSetting(f"{step.name} starts from {step.source}, which is not finished yet", remedy=remedy)
-        order = replace(conditions.order, weights=source, fresh=step.shape_of is not None)
+        order = replace(order, weights=conditions.source_of(step), fresh=step.shape_of is not None)
+    if step.teacher is not None:
+        order = replace(order, teacher=conditions.network_of(step.teacher))
+    if step.erase is not None:
+        order = replace(order, erase=step.erase)
     return RunConfig(order=order, settings=settings, engine=conditions.engine)
 
 

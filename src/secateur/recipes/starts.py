@@ -18,9 +18,10 @@ from secateur.models.lookup import is_of_library
 from secateur.models.weights import SAME_CLASSES, NewHead, load_weights_
 from secateur.randomness import seeded
 from secateur.recipes.controls import initialize_
-from secateur.recipes.jobs import Job, Order, build
+from secateur.recipes.jobs import Job, Order, build, narrower
 from secateur.results.load import find_result, find_whole, read_plan
 from secateur.runs.record import ORIGINAL, START_PLAN, WHOLE
+from secateur.training.batches import device_of
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,18 @@ def begin(job: Job, graph: ChannelGraph, order: Order, seed: int) -> Start:
     else:
         source.fill_(model)
     return Start(model, plan, known)
+
+
+def teacher_of(job: Job, order: Order) -> nn.Module | None:
+    """The network that the order names as teacher: of the same recipe, in full width."""
+    if order.teacher is None:
+        return None
+    source = find_source(order.teacher)
+    if source.plan is not None:
+        raise InvalidSetting("the teacher is pruned", got=order.teacher, wanted="a whole network")
+    teacher = narrower(order, job)(1 / order.width).to(device_of(job.model))
+    source.fill_(teacher)
+    return teacher
 
 
 def _fill_whole_(job: Job, graph: ChannelGraph, order: Order, source: Source) -> NewHead | None:

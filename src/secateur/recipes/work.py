@@ -90,6 +90,7 @@ def perform(
             new_head = asdict(start.new_head) if start.new_head is not None else None
             if start.new_head is not None:
                 say(f"{order.weights}: {start.new_head}")
+        teacher = starts.teacher_of(job, order)
         about: dict[str, Any] = {
             "order": order.to_dict(),
             **job.about,
@@ -116,6 +117,7 @@ def perform(
             start.plan,
             job.task,
             whole=start.whole,
+            teacher=teacher,
             engine=engine,
             folder=out,
             about=about,
@@ -159,8 +161,10 @@ def _check_start(start: starts.Start, config: RunConfig) -> None:
     if untrained and start.new_head is not None:
         remedy = "Train it first: secateur train"
         raise InvalidSetting(f"pruning without training needs a trained network, and {start.new_head}", remedy=remedy)
-    if config.settings.learning.distill and start.whole is None:
-        remedy = "Name the folder of the run that pruned it"
+    if config.order.teacher is not None and not config.settings.learning.distill:
+        raise InvalidSetting("a teacher is for distillation, and distill is 0", remedy="Set it: --distill 0.9")
+    if config.settings.learning.distill and start.whole is None and config.order.teacher is None:
+        remedy = "Name the folder of the run that pruned it, or a teacher"
         raise InvalidSetting(f"distill needs the whole network, which {config.order.weights} lacks", remedy=remedy)
 
 

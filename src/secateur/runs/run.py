@@ -46,6 +46,7 @@ class Run:
 
     plan: what the model keeps of the whole network; all of it, unless the model is already pruned.
     whole: the whole network, where the model is already pruned and the whole network is known.
+    teacher: what distillation learns from, if not the whole network.
     folder: where the run lives; a run that was stopped there is resumed, if it is given the same again.
     about: plain data for config.json.
     compared: plain data that must be the same when the run is resumed.
@@ -60,6 +61,7 @@ class Run:
         task: Task,
         *,
         whole: nn.Module | None = None,
+        teacher: nn.Module | None = None,
         engine: Engine | None = None,
         folder: str | Path | None = None,
         about: dict[str, Any] | None = None,
@@ -76,6 +78,7 @@ class Run:
         self.started_whole = bool(plan.kept.all()) and not plan.without
         self.whole = model if self.started_whole else whole
         """The whole network as the present phase knows it: it teaches, and cuts are compared with it."""
+        self.teacher = teacher
         self.model = self._copy(model)
         self.synced = self._sync_batchnorm()
         """The batch norms that see the batches of all processes, and their own classes."""
@@ -96,7 +99,7 @@ class Run:
         """Optimizer steps of this process."""
         self.on_step: Callable[[str, int, int], None] | None = None
         """Called after every step with the phase, the batches done, and how many there are."""
-        self._check_phases(whole if whole is not None else model)
+        self._check_phases(teacher or whole or model)
         self.keep_good_state()
         self.record = Record(self, folder, about or {}, compared or {}) if folder is not None else None
 
@@ -164,11 +167,12 @@ class Run:
         return {}
 
     def distilled(self, learning: Learning) -> Loss:
-        """The loss of the task, with the whole network as a teacher where the settings say so."""
-        if not learning.distill or self.whole is None:
+        """The loss of the task, with a teacher where the settings say so."""
+        teacher = self.teacher or self.whole
+        if not learning.distill or teacher is None:
             return self.task.loss
-        teacher, output = self._copy(self.whole), self.task.output
-        return distilled(self.task.loss, teacher, learning.distill, learning.distill_temperature, output)
+        amount, temperature = learning.distill, learning.distill_temperature
+        return distilled(self.task.loss, self._copy(teacher), amount, temperature, self.task.output)
 
     def events(self) -> Iterator[Event]:
         """Do the run, one event at a time."""
@@ -331,23 +335,25 @@ class Run:
         return (len(before) + self.phase.progress(self)) / max(1, len(long))
 
     def metrics(self, model: nn.Module | None = None, exact: bool = False) -> dict[str, float]:
-        """Computed by the leading process, known to all; in the precision of training unless `exact`."""
-        random = seeded(self.settings.seed, self.stage, self.epoch)
-        weights = self.phase.evaluated() if model is None else nullcontext()
-        metrics: dict[str, float] = {}
-        with random, weights, nullcontext() if exact else self.trainer.autocast():
-            evaluated = model or (self.model if exact else self.trainer.for_evaluation())
-            if self.world.leads:
-                metrics = self.task.metrics(evaluated)
-                if exact and self.task.held_out is not None:
-                    metrics["held_out"] = self.task.chosen_by(evaluated)
-            return self.world.tell(metrics)
+        """Of the present network or another; in the precision of training unless `exact`."""
+
+        def compute(evaluated: nn.Module) -> dict[str, float]:
+            chosen = {"held_out": self.task.chosen_by(evaluated)} if exact and self.task.held_out is not None else {}
+            return {**self.task.metrics(evaluated), **chosen}
+
+        return self._evaluate(compute, model, exact)
 
     def chosen_by(self) -> float:
-        """What a choice between epochs is made by, known to all processes."""
-        with seeded(self.settings.seed, self.stage, self.epoch), self.phase.evaluated(), self.trainer.autocast():
-            model = self.trainer.for_evaluation()
-            return self.world.tell(self.task.chosen_by(model) if self.world.leads else None)
+        """What a choice between epochs is made by."""
+        return self._evaluate(self.task.chosen_by, None, exact=False)
+
+    def _evaluate(self, compute: Callable[[nn.Module], Any], model: nn.Module | None, exact: bool) -> Any:
+        """What the leading process computes, known to all."""
+        random = seeded(self.settings.seed, self.stage, self.epoch)
+        weights = self.phase.evaluated() if model is None else nullcontext()
+        with random, weights, nullcontext() if exact else self.trainer.autocast():
+            evaluated = model or (self.model if exact else self.trainer.for_evaluation())
+            return self.world.tell(compute(evaluated) if self.world.leads else None)
 
     def metrics_after(self, last: bool) -> dict[str, float]:
         """The metrics, if the settings want them after this epoch; `last` if it is the last of its phase or Tock."""
