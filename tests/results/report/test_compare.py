@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from looking import open_report
+from looking import figures_of, open_report
 from told import train_event, write_events
 
 from secateur.files import read_json_lines
@@ -21,12 +21,6 @@ from secateur.results.structure import read_structure
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 )
-
-
-def figures_of(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
 
 
 def shown(page: str) -> list[str]:

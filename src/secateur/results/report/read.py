@@ -11,6 +11,7 @@ from typing import Any
 
 from secateur.errors import InvalidData, InvalidSetting
 from secateur.files import read_bytes, read_json, read_json_lines
+from secateur.pruning.settings import UNITS
 from secateur.results.report.words import number, sentence, share, text
 from secateur.results.structure import Layer, read_structure
 
@@ -20,6 +21,8 @@ TRAINING = {"baseline": "baseline", "retrain": "retraining"}
 METRICS = {"top5": "top-5 accuracy", "miou": "mean IoU", "pixel_accuracy": "pixel accuracy"}
 """Titles of our own tasks' metrics."""
 COSTS = {"macs": "MACs", "params": "parameters", "filters": "filters"}
+COUNTED = {**COSTS, "latency": "time"}
+"""What a budget may count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,8 @@ class Moment:
     number: int
     """Of the Tick or Tock, from 1."""
     costs: dict[str, float | None]
+    time_left: float | None
+    """The share of the time that is left, where that is what the budget counts."""
     metrics: dict[str, float | None]
     loss: float | None
     seconds: float
@@ -68,6 +73,12 @@ class Run:
     def prunes(self) -> bool:
         """Whether it removes channels."""
         return self.kind != "train"
+
+    @property
+    def budget(self) -> tuple[str, float] | None:
+        """What the budget counts, and the share that stays; None if the run does not prune."""
+        shares = {key: number(self.settings.get(f"keep_{key}")) for key in COUNTED if self.prunes}
+        return next(((key, share) for key, share in shares.items() if share is not None and 0 < share <= 1), None)
 
     @property
     def cut(self) -> bool:
@@ -168,6 +179,7 @@ def _moment(event: dict[str, Any], path: Path) -> Moment:
         name=sentence(f"{word} {said}".strip()),
         number=counted[""],
         costs={what: number(event.get(what)) for what in COSTS},
+        time_left=number(_record(event, "left", path).get(UNITS["latency"])),
         metrics={METRICS.get(n, text(n)): number(value) for n, value in _record(event, "metrics", path).items()},
         loss=number(event.get("loss")),
         seconds=number(event.get("seconds")) or 0.0,
