@@ -70,7 +70,16 @@ def test_two_runs_side_by_side(browser: Any, runs: dict[str, Path], tmp_path: Pa
 
 def test_a_result_alone(runs: dict[str, Path]) -> None:
     page = render(read_runs([runs["taylor"] / "result"]))
-    assert shown(page) == ["metric-0", "loss", "cost", "channels-0", "percent-0", "removals-0", "scores-0"]
+    assert shown(page) == [
+        "tradeoff-0",
+        "metric-0",
+        "loss",
+        "cost",
+        "channels-0",
+        "percent-0",
+        "removals-0",
+        "scores-0",
+    ]
     assert "finished" in page
     whole = figures_of(render(read_runs([runs["taylor"]])))
     assert figures_of(page)["metric-0"]["data"][0]["y"] == whole["metric-0"]["data"][0]["y"]
@@ -124,6 +133,8 @@ def test_training_before_pruning(copied: Path) -> None:
     assert run.metric("accuracy")[0] == pruning[0]["metrics"]["accuracy"]
     page = render([run])
     assert len(figures_of(page)["metric-0"]["data"][0]["y"]) == 4 + len(pruning)
+    over = figures_of(page)["tradeoff-0"]["data"][0]
+    assert over["customdata"] == [moment.name for moment in run.moments[4:]]  # without what came before the start
     bands = [band["name"] for band in figures_of(page)["metric-0"]["layout"]["shapes"]]
     assert bands[:2] == ["training", "Tick"]
     assert "4 epochs of training" in page
@@ -133,8 +144,25 @@ def test_training_beside_a_pruned_network(runs: dict[str, Path]) -> None:
     figures = figures_of(render(read_runs([runs["training"], runs["slim"]])))
     assert [trace["name"] for trace in figures["cost"]["data"]] == ["slim"]
     assert [trace["name"] for trace in figures["channels-0"]["data"]] == ["before", "slim"]
+    assert [trace["name"] for trace in figures["tradeoff-0"]["data"]] == ["slim"]
     assert figures["removals-0"]["data"] == []
     assert figures["removals-1"]["data"] != []
+
+
+def test_each_metric_over_the_macs_of_the_runs_that_have_it(runs: dict[str, Path], tmp_path: Path) -> None:
+    other = Path(shutil.copytree(runs["slim"], tmp_path / "other"))
+    shutil.rmtree(other / "result")
+    events = read_json_lines(other / "events.jsonl")
+    for event in events:
+        event["metrics"] = {"miou": 40.0}
+    events[1]["metrics"] = {}
+    write_events(other, events)
+    page = render(read_runs([runs["taylor"], runs["slim"], other]))
+    first, second = (figures_of(page)[name]["data"] for name in ("tradeoff-0", "tradeoff-1"))
+    assert [trace["name"] for trace in first] == ["taylor", "slim"]
+    assert [trace["name"] for trace in second] == ["other"]
+    assert len(second[0]["x"]) == len(events) - 1  # what was not evaluated is no point, and there is no result yet
+    assert "Mean IoU over MACs" in page
 
 
 def test_latency_and_pictures(copied: Path) -> None:

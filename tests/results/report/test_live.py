@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,13 @@ def growing(copied: Path) -> tuple[Path, list[str]]:
 
 @pytest.fixture
 def server(growing: tuple[Path, list[str]]) -> Iterator[Server]:
-    with Server([growing[0]], 0) as server:
+    with serving(growing[0]) as server:
+        yield server
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    with Server([folder], 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield server
@@ -79,6 +86,19 @@ def test_the_page_follows_the_run(browser: Any, growing: tuple[Path, list[str]],
     assert view.said == []
     assert {request.removeprefix(server.address) for request in view.requests} == {"", "news"}
     page.close()
+
+
+def test_a_page_that_was_opened_before_the_first_event(browser: Any, growing: tuple[Path, list[str]]) -> None:
+    folder, _ = growing
+    first = (folder / "events.jsonl").read_text()
+    (folder / "events.jsonl").write_text("")
+    with serving(folder) as server:
+        view = View(browser, server.address)
+        assert view.page.locator("#metric-0").count() == 0
+        append(folder, first)
+        view.page.wait_for_selector("#metric-0 .main-svg")
+        assert view.page.locator("#tradeoff-0 .main-svg").first.is_visible()
+        view.page.close()
 
 
 def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:

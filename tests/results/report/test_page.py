@@ -13,7 +13,7 @@ from looking import View, open_report
 from secateur.files import read_json_lines
 from secateur.results.structure import read_structure
 
-CHARTS = ["metric-0", "loss", "cost", "channels-0", "percent-0", "removals-0", "scores-0"]
+CHARTS = ["tradeoff-0", "metric-0", "loss", "cost", "channels-0", "percent-0", "removals-0", "scores-0"]
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,26 @@ def test_metrics_loss_and_cost_are_the_runs(view: View, events: list[dict[str, A
     assert macs["y"] == pytest.approx([100 * event["share"] for event in events], rel=1e-5)
     assert params["y"][-1] == pytest.approx(100 * events[-1]["params"] / events[0]["params"], rel=1e-5)
     assert filters["y"][-1] == pytest.approx(100 * events[-1]["filters"] / events[0]["filters"], rel=1e-5)
+
+
+def test_the_metric_over_the_macs_from_the_start_to_the_result(
+    view: View, runs: dict[str, Path], events: list[dict[str, Any]]
+) -> None:
+    (line,) = view.chart("tradeoff-0")
+    after = json.loads((runs["taylor"] / "result" / "summary.json").read_text())["after"]
+    lefts = [*(event["share"] for event in events), after["macs"] / events[0]["macs"]]
+    accuracies = [*(event["metrics"]["accuracy"] for event in events), after["metrics"]["accuracy"]]
+    assert line["x"] == pytest.approx([100 * left for left in lefts], rel=1e-5)
+    assert line["y"] == pytest.approx(accuracies, rel=1e-5)
+    assert line["customdata"][0] == "Start"
+    assert line["customdata"][-2:] == ["Fine-tuning epoch 2", "Result"]
+    assert view.table("tradeoff-0")[0] == ["after", "MACs left", "accuracy"]
+    assert view.table("tradeoff-0")[-1] == ["Result", f"{100 * lefts[-1]:.4g}%", f"{accuracies[-1]:.4g}"]
+    first, last = f"{accuracies[0]:.4g} with 100%", f"{accuracies[-1]:.4g} with {100 * lefts[-1]:.4g}%"
+    caption = view.page.locator("#caption-tradeoff-0").inner_text()
+    assert caption == f"From {first} of the MACs to {last} of the MACs."
+    shown = view.page.evaluate("document.getElementById('tradeoff-0').layout.xaxis.range")
+    assert shown[0] > 100 > 100 * lefts[-1] > shown[1]  # from left to right, as the run went
 
 
 def test_layers_are_the_runs(view: View, runs: dict[str, Path]) -> None:

@@ -84,6 +84,12 @@ class Run:
     def cut(self) -> bool:
         return any(layer.after < layer.before for layer in self.layers)
 
+    @property
+    def since_start(self) -> list[Moment]:
+        """The moments without those of the training that came before the start of pruning."""
+        start = next((place for place, moment in enumerate(self.moments) if moment.phase == "Start"), 0)
+        return self.moments[start:]
+
     def cost(self, what: str) -> tuple[float | None, float | None]:
         """MACs, parameters or filters before and after."""
         found = [moment.costs[what] for moment in self.moments if moment.costs[what] is not None] or [None]
@@ -95,8 +101,7 @@ class Run:
 
         A summary has no metrics before where the run began with a network that was cut already.
         """
-        start = next((place for place, moment in enumerate(self.moments) if moment.phase == "Start"), 0)
-        found = [value for moment in self.moments[start:] if (value := moment.metrics.get(name)) is not None] or [None]
+        found = [value for moment in self.since_start if (value := moment.metrics.get(name)) is not None] or [None]
         before, after = (end.metrics.get(name) for end in self.ends)
         return (before, after) if after is not None else (found[0], found[-1])
 
