@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 from looking import figures_of, open_report
 from told import train_event, write_events
 
@@ -176,6 +177,36 @@ def test_latency_and_pictures(copied: Path) -> None:
     assert "4.00 ms" in page
     assert f'<img src="data:image/png;base64,{base64.b64encode(PIXEL).decode()}"' in page
     assert 'aria-labelledby="heading-pictures">' in page
+
+
+@pytest.mark.parametrize(
+    ("verification", "value", "note"),
+    [
+        ({"difference": 3.2e-16}, "agrees to 3e-16", "with the masked network; relative to the largest of 20 outputs"),
+        ({"difference": 0.0}, "agrees exactly", "with the masked network"),
+        ({"difference": 0.02, "exact": False}, "differs by 2e-02", "from the masked network, inexact by request"),
+    ],
+)
+def test_the_check_of_the_cut(verification: dict[str, Any], value: str, note: str, copied: Path) -> None:
+    set_verification(copied, {"outputs": 20, "modes": ["eval", "train"], "exact": True, **verification})
+    (card,) = [card for card in make_cards(read_runs([copied])) if card.title == "Cut checked"]
+    (line,) = card.lines
+    assert line is not None
+    assert line.after == value
+    assert line.note.startswith(note)
+    assert line.note.endswith("outputs (eval, train)")
+
+
+@pytest.mark.parametrize("verification", [None, {}, {"difference": "0", "outputs": 20}, {"difference": 1e-9}])
+def test_nothing_is_said_of_a_check_that_is_not_known(verification: Any, copied: Path) -> None:
+    """As of results that were saved before it was written down."""
+    set_verification(copied, verification)
+    assert "Cut checked" not in [card.title for card in make_cards(read_runs([copied]))]
+
+
+def set_verification(folder: Path, verification: Any) -> None:
+    path = folder / "result" / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "verification": verification}))
 
 
 def test_accuracy_before_that_nobody_knows_is_not_made_up(copied: Path) -> None:

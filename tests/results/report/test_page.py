@@ -170,6 +170,7 @@ def test_cards_hold_the_summary(view: View, runs: dict[str, Path]) -> None:
         "Accuracy",
         "Parameters",
         "Filters",
+        "Cut checked",
         "Time",
     ]
 

@@ -65,6 +65,8 @@ class Run:
     ends: tuple[Moment, Moment]
     """Before and after, as in the summary; empty without one."""
     latency: dict[str, Any]
+    verification: dict[str, Any]
+    """How far the masked and the cut network are apart; empty if that is not known."""
     pictures: str
     """A data address, or nothing."""
     finished: bool
@@ -161,6 +163,7 @@ def read_run(folder: str | Path, name: str) -> Run:
         facts=_facts(about, path),
         ends=(ends[0], ends[1]),
         latency=_record(found, "latency", path),
+        verification=_record(found, "verification", path),
         pictures=_pictures(result / "pictures.png"),
         finished=bool(found),
     )
