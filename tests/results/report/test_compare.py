@@ -85,11 +85,38 @@ def test_a_result_alone(runs: dict[str, Path]) -> None:
     whole = figures_of(render(read_runs([runs["taylor"]])))
     assert figures_of(page)["metric-0"]["data"][0]["y"] == whole["metric-0"]["data"][0]["y"]
     removed = figures_of(page)["removals-0"]["data"][0]
-    assert dict(zip(removed["y"], map(sum, removed["z"]), strict=True)) == {
-        layer.name: layer.before - layer.after
-        for layer in read_structure(runs["taylor"]).layers
-        if layer.after < layer.before
-    }
+    cut = [layer for layer in read_structure(runs["taylor"]).layers if layer.after < layer.before]
+    assert removed["y"] == [layer.name for layer in cut]
+    assert list(map(sum, removed["customdata"])) == [layer.before - layer.after for layer in cut]
+    assert list(map(sum, removed["z"])) == pytest.approx([100 * (1 - x.after / x.before) for x in cut], rel=1e-5)
+
+
+def test_removals_of_several_runs_have_the_same_colours_and_rows(runs: dict[str, Path], tmp_path: Path) -> None:
+    few = Path(shutil.copytree(runs["slim"], tmp_path / "few"))
+    shutil.rmtree(few / "result")
+    events = read_json_lines(few / "events.jsonl")
+    name = read_structure(few).layers[1].name
+    tick = next(event for event in events if event["event"] == "Tick")
+    write_events(few, [events[0], {**tick, "removed": {name: 1}}])
+    found = (runs["taylor"], few, runs["slim"] / "result")
+    heat = [figures_of(render(read_runs(found)))[f"removals-{index}"]["data"][0] for index in range(3)]
+    names = [layer.name for layer in read_structure(few).layers]
+    assert [each["y"] for each in heat] == [names] * 3
+    most = max(share for each in heat for row in each["z"] for share in row)
+    assert [each["zmax"] for each in heat] == pytest.approx([most] * 3, rel=1e-5)
+    assert heat[1]["z"] == [[0.0], [pytest.approx(100 / 16)]]
+    alone = [figures_of(render(read_runs([run])))["removals-0"]["data"][0]["z"] for run in (runs["slim"], found[2])]
+    assert alone[0] == alone[1]
+
+
+def test_a_result_alone_counts_channels_of_several_filters(runs: dict[str, Path], tmp_path: Path) -> None:
+    """As of grouped convolutions: the share of the layer is that of its filters."""
+    result = Path(shutil.copytree(runs["slim"] / "result", tmp_path / "result"))
+    summary = json.loads((result / "summary.json").read_text())
+    summary["layers"] = [[name, 4 * before, 4 * after] for name, before, after in summary["layers"]]
+    (result / "summary.json").write_text(json.dumps(summary))
+    told = [figures_of(render(read_runs([x])))["removals-0"]["data"][0] for x in (runs["slim"] / "result", result)]
+    assert told[0] == told[1]
 
 
 def test_a_run_in_progress(copied: Path) -> None:
@@ -101,7 +128,7 @@ def test_a_run_in_progress(copied: Path) -> None:
     assert len(figures_of(page)["metric-0"]["data"][0]["y"]) == 3
     (copied / "events.jsonl").write_text("".join(lines[:2]))
     page = render(read_runs([copied]))
-    assert " in 1 Tick: the stronger the colour" in page
+    assert " in 1 Tick. The colour is" in page
     assert '<p class="note">1 Tick</p>' in page
     (copied / "events.jsonl").write_text("")
     assert shown(render(read_runs([copied]))) == []

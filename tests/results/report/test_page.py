@@ -86,9 +86,11 @@ def test_removals_and_scores_are_the_ticks(view: View, runs: dict[str, Path], ev
     ticks = [event for event in events if event["event"] == "Tick"]
     (removals,) = view.chart("removals-0")
     assert removals["x"] == [tick["number"] for tick in ticks]
-    assert removals["z"] == [[tick["removed"].get(name, 0) for tick in ticks] for name in removals["y"]]
+    assert removals["customdata"] == [[tick["removed"].get(name, 0) for tick in ticks] for name in removals["y"]]
     layers = read_structure(runs["taylor"]).layers
-    assert [sum(row) for row in removals["z"]] == [layer.before - layer.after for layer in layers]
+    assert [sum(row) for row in removals["customdata"]] == [layer.before - layer.after for layer in layers]
+    for counts, shares, layer in zip(removals["customdata"], removals["z"], layers, strict=True):
+        assert shares == pytest.approx([100 * count / layer.before for count in counts], rel=1e-5)
     *deciles, median, threshold = view.chart("scores-0")
     assert [trace["y"] for trace in deciles] == [
         pytest.approx([tick["scores"][place] for tick in ticks], rel=1e-5) for place in range(11)
@@ -117,7 +119,7 @@ def test_hover_shows_the_numbers(view: View, events: list[dict[str, Any]]) -> No
     assert any(f"accuracy {each['metrics']['accuracy']:.4g}" in said for each in event)
     assert re.search(r"(Tick|Tock) \d", said)
     assert "before : 12" in view.hover("channels-0", 0.25)
-    assert re.search(r"Tick \d: \d removed", view.hover("removals-0", 0.5))
+    assert re.search(r"Tick \d: \d removed, [\d.]+%", view.hover("removals-0", 0.5))
     assert "median" in view.hover("scores-0", 0.5)
 
 
