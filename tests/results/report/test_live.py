@@ -101,6 +101,22 @@ def test_a_page_that_was_opened_before_the_first_event(browser: Any, growing: tu
         view.page.close()
 
 
+def test_it_says_about_when_the_run_ends_until_that_is_stopped(
+    browser: Any, growing: tuple[Path, list[str]], server: Server
+) -> None:
+    folder, lines = growing
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        (folder / ".lock").write_text(str(process.pid))
+        append(folder, lines[0])
+        view = View(browser, server.address)
+        status = view.page.locator("#status").inner_text()
+        assert status.startswith("not finished: Tick 1, ")
+        assert status.endswith(" of the MACs left, less than a minute to go")
+        process.kill()
+    view.until("document.getElementById('status').textContent.endsWith('of the MACs left')")
+    view.page.close()
+
+
 def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
     connection.request(method, path, headers=headers)

@@ -16,6 +16,7 @@ from secateur.files import write_atomic
 from secateur.results.report.charts import Chart, colour
 from secateur.results.report.progress import progress_charts
 from secateur.results.report.read import Run, read_runs
+from secateur.results.report.remaining import expected_end
 from secateur.results.report.removals import removal_charts
 from secateur.results.report.scores import score_charts
 from secateur.results.report.seeds import make_seeds
@@ -98,6 +99,7 @@ def _fill(template: str, runs: Sequence[Run], sections: Sequence[Section], live:
         "colour": colour,
         "sections": sections,
         "live": live,
+        "ends": [expected_end(run) if live else "" for run in runs],
         "cards": make_cards(runs),
         "seeds": make_seeds(runs),
         "pictures": any(run.pictures for run in runs),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,11 @@ class Moment:
     name: str
     number: int
     """Of the Tick or Tock, from 1."""
+    part: str
+    """Of the run, if it is an epoch of training: baseline, retrain or train."""
+    epoch: int
+    epochs: int
+    """How many there are in this Tock or part of the run; 0 if it is no epoch."""
     costs: dict[str, float | None]
     time_left: float | None
     """The share of the time that is left, where that is what the budget counts."""
@@ -70,6 +76,10 @@ class Run:
     pictures: str
     """A data address, or nothing."""
     finished: bool
+    running: bool
+    """Whether a process on this machine is doing it."""
+    batches: int
+    """In an epoch; 0 if that is not known."""
 
     @property
     def prunes(self) -> bool:
@@ -166,7 +176,23 @@ def read_run(folder: str | Path, name: str) -> Run:
         verification=_record(found, "verification", path),
         pictures=_pictures(result / "pictures.png"),
         finished=bool(found),
+        running=not alone and is_running(path),
+        batches=_whole(about.get("batches")),
     )
+
+
+def is_running(folder: Path) -> bool:
+    """Whether the process that has written its number into the run's lock is alive; False if nobody can tell."""
+    try:
+        process = int(read_bytes(folder / ".lock"))
+        if os.name != "posix" or process < 1:
+            return False
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (InvalidData, ValueError, OverflowError, ProcessLookupError):
+        return False
+    return True
 
 
 def _moment(event: dict[str, Any], path: Path) -> Moment:
@@ -186,6 +212,9 @@ def _moment(event: dict[str, Any], path: Path) -> Moment:
         phase=phase,
         name=sentence(f"{word} {said}".strip()),
         number=counted[""],
+        part=text(event.get("phase", "")),
+        epoch=_whole(event.get("epoch")),
+        epochs=_whole(event.get("epochs")),
         costs={what: number(event.get(what)) for what in COSTS},
         time_left=number(_record(event, "left", path).get(UNITS["latency"])),
         metrics={METRICS.get(n, text(n)): number(value) for n, value in _record(event, "metrics", path).items()},
