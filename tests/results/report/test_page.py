@@ -46,6 +46,7 @@ def test_metrics_loss_and_cost_are_the_runs(view: View, events: list[dict[str, A
     assert test["y"] == pytest.approx([event["metrics"]["loss"] for event in events], rel=1e-5)
     assert training["y"][0] is None
     assert training["y"][1:] == pytest.approx([event["loss"] for event in events[1:]], rel=1e-5)
+    assert "budget: 50% of the MACs" in view.page.locator("#cost .legendtext").all_text_contents()
     macs, params, filters = view.chart("cost")
     assert macs["y"] == pytest.approx([100 * event["share"] for event in events], rel=1e-5)
     assert params["y"][-1] == pytest.approx(100 * events[-1]["params"] / events[0]["params"], rel=1e-5)
