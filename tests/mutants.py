@@ -465,7 +465,7 @@ MUTANTS = """
 + drawn = None
 # the cut is not confirmed before fine-tuning
 @ tests/runs/test_run.py::test_a_cut_that_turns_out_wrong_gives_no_result
-- confirm(run.whole, self.pruner.plan)
+- self.verification = confirm(run.whole, self.pruner.plan)
 + pass
 # fine-tuning goes on with the optimizer of pruning
 @ tests/runs/test_phases.py::test_optimizers_by_name

@@ -293,6 +293,10 @@ def test_a_stopped_run_is_resumed_from_its_own_folder(chain: Chain, name: str, e
     for file in (RESULT, "result/plan.json"):
         assert (tmp_path / "run" / file).read_bytes() == (chain[name] / file).read_bytes()
     assert summary(tmp_path / "run")["layers"] == summary(chain[name])["layers"]
+    # Whether it was stopped before the cut was checked or after; training has none.
+    checked = [told.get("verification") for told in (summary(chain[name]), summary(tmp_path / "run"))]
+    assert checked[0] == checked[1]
+    assert bool(checked[0]) == (name == "pruned")
 
 
 def test_a_finished_run_is_not_repeated(chain: Chain, tmp_path: Path) -> None:

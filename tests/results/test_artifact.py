@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,20 @@ def test_the_summary_has_settings_and_hardware(result: secateur.Result, tmp_path
     assert told["order"] == {"recipe": "own"}
     assert told["hardware"] == f"{os.cpu_count()}-core {platform.machine()}"
     assert told["versions"] == {"python": platform.python_version(), "torch": torch.__version__}
+
+
+def test_what_was_verified_is_in_the_summary_and_on_the_card(result: secateur.Result, tmp_path: Path) -> None:
+    told = summarize(result, {})["verification"]
+    found = secateur.verify(build(), result.plan, result.plan.graph.calls["eval"][0])
+    assert told == found.to_dict()
+    assert told["difference"] < 1e-12
+    assert (told["precision"], told["modes"], told["exact"]) == ("float64", ["eval", "train"], True)
+    secateur.save(result, tmp_path / "checked")
+    assert f"checked: {result.verification}." in (tmp_path / "checked" / "card.md").read_text()
+    unknown = replace(result, verification=None)
+    assert "verification" not in summarize(unknown, {})
+    secateur.save(unknown, tmp_path / "unknown")
+    assert "checked" not in (tmp_path / "unknown" / "card.md").read_text()
 
 
 def test_where_there_is_a_summary_the_result_is_whole(

@@ -1,5 +1,7 @@
 """A page in a browser, whose every message and request is kept."""
 
+import json
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -83,3 +85,10 @@ class View:
 def open_report(browser: Any, folder: Path, *runs: Path, **options: Any) -> View:
     """The report of these runs, from a file."""
     return View(browser, write_report(runs, folder / "report.html").as_uri(), **options)
+
+
+def figures_of(page: str) -> dict[str, Any]:
+    """The charts of a page, by name."""
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])

@@ -194,6 +194,16 @@ def test_a_start_that_fails_leaves_the_folder_as_it_was(tmp_path) -> None:
     assert {path.name for path in folder.iterdir()} == {".lock", "events.jsonl", "mine", "config.json"}
 
 
+def test_the_lock_names_the_process_for_as_long_as_the_run_is_open(tmp_path) -> None:
+    lock = tmp_path / "run" / ".lock"
+    with RunFolder(tmp_path / "run"):
+        assert lock.read_text() == str(os.getpid())
+        with pytest.raises(RunInUse):
+            RunFolder(tmp_path / "run")
+        assert lock.read_text() == str(os.getpid())
+    assert lock.read_text() == ""
+
+
 def test_a_start_in_a_folder_that_another_process_has_just_taken_leaves_it_its_files(tmp_path) -> None:
     folder = tmp_path / "run"
     with pytest.raises(RunInUse), as_it_was(folder), RunFolder(folder), RunFolder(folder):

@@ -63,6 +63,10 @@ class Verification:
         """Whether the difference is rounding."""
         return self.difference <= TOLERANCES[self.precision]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {**vars(self), "modes": [*self.modes], "precision": str(self.precision).removeprefix("torch.")}
+
     def __str__(self) -> str:
         where = ", ".join(self.modes) + ("" if self.exact else ", inexact by request")
         return f"masked and shrunk differ by {self.difference:.1e} over {counted(self.outputs, 'output')} ({where})"
@@ -105,15 +109,19 @@ def verify(model: nn.Module, plan: Plan, example: Any) -> Verification:
     return result
 
 
-def confirm(model: nn.Module, plan: Plan) -> None:
-    """Verify with the example of the plan's graph; raises if the network cannot be cut like that."""
+def confirm(model: nn.Module, plan: Plan) -> Verification | None:
+    """Verify with the example of the plan's graph; raises if the network cannot be cut like that.
+
+    None if nothing is cut, or the graph has no example.
+    """
     device = next(model.parameters()).device
     calls = {mode: [example.on(device) for example in examples] for mode, examples in plan.graph.calls.items()}
     if not (plan.remaining or plan.without) or not calls:
-        return
+        return None
     with _not_equivalent("the pruned network does not run"):
         result = compare(model, plan, calls, precision=precision_for(plan.graph))
     _refuse_difference(result, model, plan, calls)
+    return result
 
 
 @contextmanager

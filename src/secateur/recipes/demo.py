@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,7 @@ def run_demo(folder: Path, settings: TickTock, say: Callable[[str], None]) -> De
     graph = analyze(model, example[:1])
     result = prune(model, example[:1], task, settings=settings, graph=graph, progress=lambda event: say(str(event)))
     verification = verify(model, result.plan, example)
+    result = replace(result, verification=verification)
     seconds = latency({"before": model, "after": result.model}, example)
     timed = {**seconds, "batch": len(example), "device": device_name(example.device)}
     save(result, folder, latency=timed, input=list(example[:1].shape), network=NETWORK)

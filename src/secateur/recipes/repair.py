@@ -80,7 +80,7 @@ def repair_network(
     if bool(chosen.kept.all()):
         raise InvalidSetting("there is nothing to repair", got="a plan that keeps all channels")
     progress("checking the plan")
-    confirm(whole, chosen)
+    verification = confirm(whole, chosen)
     started = time.perf_counter()
     notes: list[str] = []
     progress("re-fitting layers")
@@ -102,7 +102,9 @@ def repair_network(
         seconds=seconds,
     )
     settings = Training.of(epochs=0, seed=seed)
-    result = Result(model=model, plan=chosen, settings=settings, history=(event,), final=metrics[2])
+    result = Result(
+        model=model, plan=chosen, settings=settings, history=(event,), final=metrics[2], verification=verification
+    )
     done = Repaired(result=result, plain=metrics[1], notes=notes)
     about = {
         "order": order.to_dict(),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from secateur.channels.analyze import analyze
+from secateur.channels.verify import confirm
 from secateur.errors import Diverged, Interrupted, InvalidData, InvalidSetting, MissingExtra
 from secateur.recipes import starts
 from secateur.recipes.jobs import Job, Order, build
@@ -198,6 +199,9 @@ def _save(
     say: Callable[[str], object],
 ) -> None:
     whole = run.whole if run.whole is not None else job.model
+    if run.pruning is not None:
+        # A run that was resumed after its pruning does not know any more.
+        result = replace(result, verification=run.pruning.verification or confirm(whole, result.plan))
     if result.after != result.before:  # training alone makes nothing faster
         about["latency"] = compare(job, whole, result.model, config.settings, config.engine, say)
     save(result, out / "result", **about)

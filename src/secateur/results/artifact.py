@@ -80,6 +80,7 @@ def card(result: Result, about: dict[str, Any]) -> str:
         how = f", {taken['how']}" if "how" in taken else ""
         where = f"time in ms ({taken['device']}{how}, batch {taken['batch']})"
         latency = f"| {where} | {1000 * before:.2f} | {1000 * after:.2f} | {after / before:.1%} |\n"
+    checked = f"The cut was checked: {result.verification}.\n\n" if result.verification is not None else ""
     told = "\ntold = secateur.results.load.about(folder)  # told.classes, told.preprocessing" if _inputs(about) else ""
     return f"""# {type(result.model).__name__}, pruned by Secateur{whose}
 
@@ -91,7 +92,7 @@ def card(result: Result, about: dict[str, Any]) -> str:
 MACs are multiply-adds of convolutions, linear layers and other matrix products, for an input of
 {result.plan.graph.input}.
 
-{_inputs(about)}To load it, with `folder` for where this card is:
+{checked}{_inputs(about)}To load it, with `folder` for where this card is:
 
 ```python
 import secateur

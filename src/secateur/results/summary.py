@@ -32,6 +32,7 @@ def summarize(result: Result, about: dict[str, Any]) -> dict[str, Any]:
         "seconds": sum(event.seconds for event in result.history),
         "layers": [[layer.name, layer.before, layer.after] for layer in layers_of(result)],
         **({"removed_branches": branches} if branches else {}),
+        **({"verification": result.verification.to_dict()} if result.verification is not None else {}),
         "hardware": device_name(device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from statistics import fmean
 
@@ -10,9 +9,9 @@ import torch
 
 from secateur.channels.shrink import copy_model
 from secateur.randomness import seeded
+from secateur.runs.lengths import num_ticks, num_tocks
 from secateur.runs.phases import Phase, TrainPhase
 from secateur.runs.run import Run
-from secateur.runs.settings import TickTock
 from secateur.runs.ticktock import PruningPhase
 from secateur.training.batches import prefetch, share_of
 from secateur.words import counted, duration
@@ -45,7 +44,7 @@ def parts_of(phase: Phase, run: Run) -> list[str]:
         return []
     settings = phase.settings
     ticks = num_ticks(settings)
-    tocks, repair = num_tocks(settings), " with repair" if settings.repair else ""
+    tocks, repair = num_tocks(settings, ticks), " with repair" if settings.repair else ""
     length = settings.tocks.length(run.num_batches)
     said = [f"{'' if ticks == 1 else 'about '}{counted(ticks, 'Tick')}{repair}"]
     return [*said, f"{counted(tocks, 'Tock')} of {counted(length, 'epoch')}"] if tocks else said
@@ -87,24 +86,6 @@ def epochs_of(phase: Phase, run: Run) -> float:
     share = settings.ticks.data
     if settings.ticks.images is not None:
         share = share_of(run.task.train, settings.ticks.images)
-    in_tocks = num_tocks(settings) * settings.tocks.length(run.num_batches)
-    return num_ticks(settings) * settings.ticks.epochs * share + in_tocks
-
-
-def num_ticks(settings: TickTock) -> int:
-    """About how many Ticks there will be, if what a Tick removes has the mean cost of a filter.
-
-    >>> num_ticks(TickTock.of(keep_macs=0.25, tick_removes=0.5)), num_ticks(TickTock.one_shot(keep_macs=0.25))
-    (2, 1)
-    """
-    budget, ticks = settings.budget, settings.ticks
-    if ticks.removes == 1:
-        return 1
-    by_filters = math.log(budget.share) / math.log(1 - ticks.removes)
-    return max(1, math.ceil(max(by_filters, (1 - budget.share) / ticks.step) - 1e-9))
-
-
-def num_tocks(settings: TickTock) -> int:
-    """About how many Tocks there will be."""
-    tocks = settings.tocks
-    return num_ticks(settings) // tocks.every + tocks.first if tocks.every else 0
+    ticks = num_ticks(settings)
+    in_tocks = num_tocks(settings, ticks) * settings.tocks.length(run.num_batches)
+    return ticks * settings.ticks.epochs * share + in_tocks

@@ -9,6 +9,7 @@ from torch import nn
 
 from secateur.channels.cost import Cost
 from secateur.channels.plan import Plan
+from secateur.channels.verify import Verification
 from secateur.files import numbers
 from secateur.words import counted, digits
 
@@ -153,6 +154,8 @@ class Result:
     history: tuple[Event, ...]
     final: dict[str, float] = field(default_factory=dict)
     """The metrics at the end, in single precision."""
+    verification: Verification | None = None
+    """How far the masked and the cut network are apart, where they were compared."""
 
     @property
     def before(self) -> Cost:

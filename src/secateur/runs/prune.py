@@ -87,8 +87,7 @@ def prune(
         say(forecast(run))
     result = finish(run)
     # Pruning has checked its cuts on random inputs of the example's shape; this is the example itself.
-    verify(run.whole or model, result.plan, example)
-    return result
+    return replace(result, verification=verify(run.whole or model, result.plan, example))
 
 
 def chosen(preset: Preset | None, settings: TickTock | None, values: dict[str, Any]) -> TickTock:

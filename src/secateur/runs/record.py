@@ -96,7 +96,7 @@ class Record:
             if run.whole is not None:
                 folder.write(WHOLE, serialize(tensors_of(run.whole)))
         graph = run.graph
-        folder.write_config({**mine, **about, "layers": graph.widths, "macs": graph.macs})
+        folder.write_config({**mine, **about, "layers": graph.widths, "macs": graph.macs, "batches": run.num_batches})
 
     def _sizes(self) -> list[list[int]]:
         """The shapes of the example that the network was analysed with, without the batch."""

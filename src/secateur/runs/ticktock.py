@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from secateur.channels.shrink import copy_model, tensors_of
-from secateur.channels.verify import confirm
+from secateur.channels.verify import Verification, confirm
 from secateur.errors import InvalidSetting
 from secateur.pruning.folded import Folded
 from secateur.pruning.latency import LatencyTable
@@ -50,6 +50,8 @@ class PruningPhase(Phase):
         """How many are done."""
         self.trained = False
         """Whether any of them has trained anything; until then repair can refer to the whole network."""
+        self.verification: Verification | None = None
+        """How far masked and cut network are apart, once the budget is met."""
 
     def check(self, run: Run) -> None:
         trial = self.make_pruner(run, copy_model(run.model))
@@ -148,7 +150,7 @@ class PruningPhase(Phase):
             yield from self._tick(run) if self.part == "Tick" else self._tock(run)
         # The code may depend on exactly these widths: no result is better than a wrong one.
         assert run.whole is not None
-        confirm(run.whole, self.pruner.plan)
+        self.verification = confirm(run.whole, self.pruner.plan)
         self.pruner.cut_(multiple_of=ALIGNED if self.aligns else 1)
 
     def _tick(self, run: Run) -> Iterator[Event]:

@@ -37,12 +37,15 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         """Make the folder if needed, and lock it."""
         self._lock = self._events = -1
+        self._owner = 0
+        """The process that holds the lock."""
         self.path = Path(path)
         try:
             with self._named("open"):
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
                 lock(self._lock, self.path)
+                self._owner = os.getpid()
                 self._events = os.open(self.path / "events.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         except BaseException:
             self.close()
@@ -155,7 +158,10 @@ class RunFolder:
         return state
 
     def close(self) -> None:
-        """Give up the lock."""
+        """Give up the lock, and remove the process id from it; a forked process only closes its handles."""
+        if self._lock >= 0 and self._owner == os.getpid():
+            with suppress(OSError):
+                os.ftruncate(self._lock, 0)
         handles = self._events, self._lock
         self._events = self._lock = -1
         for handle in handles:

@@ -103,6 +103,7 @@ REFUSED = {
     "scores that are none": ("events.jsonl", set_value(1, "scores", value="x"), "x"),
     "removals that are no counts": ("events.jsonl", set_value(1, "removed", value={"0": "x"}), "TypeError"),
     "removals below nothing": ("events.jsonl", set_value(2, "removed", value={"no": -1}), "-1"),
+    "a verification that is none": ("result/summary.json", set_value("verification", value="x"), "x"),
     "a cost that is none": ("result/summary.json", set_value("before", value=7), "7"),
 }
 

@@ -46,8 +46,14 @@ def append(folder: Path, *lines: str) -> None:
 
 def test_the_page_follows_the_run(browser: Any, growing: tuple[Path, list[str]], server: Server) -> None:
     folder, lines = growing
+    first = (folder / "events.jsonl").read_text()
+    (folder / "events.jsonl").write_text("")
     view = View(browser, server.address)
     page = view.page
+    assert page.locator("#metric-0, #tradeoff-0").count() == 0
+    append(folder, first)  # tells the metrics, whose charts the page does not have
+    page.wait_for_selector("#metric-0 .main-svg")
+    page.wait_for_selector("html[data-drawn]")
     assert page.locator("#status").inner_text() == "not finished: Start, 100.0% of the MACs left"
     assert page.locator("#removals").is_hidden()
     append(folder, *lines[:3])
@@ -79,6 +85,16 @@ def test_the_page_follows_the_run(browser: Any, growing: tuple[Path, list[str]],
     assert view.said == []
     assert {request.removeprefix(server.address) for request in view.requests} == {"", "news"}
     page.close()
+
+
+def test_it_says_about_when_the_run_ends_until_that_is_stopped(growing: tuple[Path, list[str]], server: Server) -> None:
+    folder, lines = growing
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        (folder / ".lock").write_text(str(process.pid))
+        append(folder, lines[0])
+        assert "of the MACs left, less than a minute to go</p>" in json.loads(server.news())["body"]
+        process.kill()
+    assert "of the MACs left</p>" in json.loads(server.news())["body"]
 
 
 def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:

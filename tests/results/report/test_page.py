@@ -13,7 +13,7 @@ from looking import View, open_report
 from secateur.files import read_json_lines
 from secateur.results.structure import read_structure
 
-CHARTS = ["metric-0", "loss", "cost", "channels-0", "percent-0", "removals-0", "scores-0"]
+CHARTS = ["tradeoff-0", "metric-0", "loss", "cost", "channels-0", "percent-0", "removals-0", "scores-0"]
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,31 @@ def test_metrics_loss_and_cost_are_the_runs(view: View, events: list[dict[str, A
     assert test["y"] == pytest.approx([event["metrics"]["loss"] for event in events], rel=1e-5)
     assert training["y"][0] is None
     assert training["y"][1:] == pytest.approx([event["loss"] for event in events[1:]], rel=1e-5)
+    assert "budget: 50% of the MACs" in view.page.locator("#cost .legendtext").all_text_contents()
     macs, params, filters = view.chart("cost")
     assert macs["y"] == pytest.approx([100 * event["share"] for event in events], rel=1e-5)
     assert params["y"][-1] == pytest.approx(100 * events[-1]["params"] / events[0]["params"], rel=1e-5)
     assert filters["y"][-1] == pytest.approx(100 * events[-1]["filters"] / events[0]["filters"], rel=1e-5)
+
+
+def test_the_metric_over_the_macs_from_the_start_to_the_result(
+    view: View, runs: dict[str, Path], events: list[dict[str, Any]]
+) -> None:
+    (line,) = view.chart("tradeoff-0")
+    after = json.loads((runs["taylor"] / "result" / "summary.json").read_text())["after"]
+    lefts = [*(event["share"] for event in events), after["macs"] / events[0]["macs"]]
+    accuracies = [*(event["metrics"]["accuracy"] for event in events), after["metrics"]["accuracy"]]
+    assert line["x"] == pytest.approx([100 * left for left in lefts], rel=1e-5)
+    assert line["y"] == pytest.approx(accuracies, rel=1e-5)
+    assert line["customdata"][0] == "Start"
+    assert line["customdata"][-2:] == ["Fine-tuning epoch 2", "Result"]
+    assert view.table("tradeoff-0")[0] == ["after", "MACs left", "accuracy"]
+    assert view.table("tradeoff-0")[-1] == ["Result", f"{100 * lefts[-1]:.4g}%", f"{accuracies[-1]:.4g}"]
+    first, last = f"{accuracies[0]:.4g} with 100%", f"{accuracies[-1]:.4g} with {100 * lefts[-1]:.4g}%"
+    caption = view.page.locator("#caption-tradeoff-0").inner_text()
+    assert caption == f"From {first} of the MACs to {last} of the MACs."
+    shown = view.page.evaluate("document.getElementById('tradeoff-0').layout.xaxis.range")
+    assert shown[0] > 100 > 100 * lefts[-1] > shown[1]  # from left to right, as the run went
 
 
 def test_layers_are_the_runs(view: View, runs: dict[str, Path]) -> None:
@@ -66,9 +87,11 @@ def test_removals_and_scores_are_the_ticks(view: View, runs: dict[str, Path], ev
     ticks = [event for event in events if event["event"] == "Tick"]
     (removals,) = view.chart("removals-0")
     assert removals["x"] == [tick["number"] for tick in ticks]
-    assert removals["z"] == [[tick["removed"].get(name, 0) for tick in ticks] for name in removals["y"]]
+    assert removals["customdata"] == [[tick["removed"].get(name, 0) for tick in ticks] for name in removals["y"]]
     layers = read_structure(runs["taylor"]).layers
-    assert [sum(row) for row in removals["z"]] == [layer.before - layer.after for layer in layers]
+    assert [sum(row) for row in removals["customdata"]] == [layer.before - layer.after for layer in layers]
+    for counts, shares, layer in zip(removals["customdata"], removals["z"], layers, strict=True):
+        assert shares == pytest.approx([100 * count / layer.before for count in counts], rel=1e-5)
     *deciles, median, threshold = view.chart("scores-0")
     assert [trace["y"] for trace in deciles] == [
         pytest.approx([tick["scores"][place] for tick in ticks], rel=1e-5) for place in range(11)
@@ -97,7 +120,7 @@ def test_hover_shows_the_numbers(view: View, events: list[dict[str, Any]]) -> No
     assert any(f"accuracy {each['metrics']['accuracy']:.4g}" in said for each in event)
     assert re.search(r"(Tick|Tock) \d", said)
     assert "before : 12" in view.hover("channels-0", 0.25)
-    assert re.search(r"Tick \d: \d removed", view.hover("removals-0", 0.5))
+    assert re.search(r"Tick \d: \d removed, [\d.]+%", view.hover("removals-0", 0.5))
     assert "median" in view.hover("scores-0", 0.5)
 
 
@@ -150,6 +173,7 @@ def test_cards_hold_the_summary(view: View, runs: dict[str, Path]) -> None:
         "Accuracy",
         "Parameters",
         "Filters",
+        "Cut checked",
         "Time",
     ]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from secateur.errors import InvalidSetting, SecateurError
 from secateur.results.report.page import render, render_news
-from secateur.results.report.read import read_runs
+from secateur.results.report.read import is_running, read_runs
 
 ADDRESS = "127.0.0.1"
 
@@ -25,7 +25,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, runs: Sequence[str | Path], port: int) -> None:
         self.runs = [Path(run) for run in runs]
         self.last: tuple[object, str] = None, ""
-        """The state of the files, and the contents then."""
+        """The state of the files and runs, and the contents then."""
         try:
             super().__init__((ADDRESS, port), Handler)
         except (OSError, OverflowError) as error:
@@ -37,8 +37,9 @@ class Server(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_port}/"
 
     def news(self) -> str:
-        """The contents, read again only if a file has changed."""
-        now = [(path.stat().st_mtime_ns, path.stat().st_size) for path in self._files()]
+        """The contents, read again only if a file has changed, or a run has stopped."""
+        files = [(path.stat().st_mtime_ns, path.stat().st_size) for path in self._files()]
+        now = files, [is_running(run) for run in self.runs]
         if now != self.last[0]:
             self.last = now, json.dumps(render_news(read_runs(self.runs)), allow_nan=False)
         return self.last[1]

@@ -84,6 +84,8 @@
   };
 
   const replace = (news) => {
+    // Charts of metrics that were unknown when the page was loaded.
+    if (Object.keys(news.figures).some((id) => !document.getElementById(id))) location.reload();
     const next = new DOMParser().parseFromString(news.body, "text/html");
     for (const part of document.querySelectorAll("[data-part]")) {
       const other = next.getElementById(part.id);

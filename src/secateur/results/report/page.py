@@ -16,13 +16,15 @@ from secateur.files import write_atomic
 from secateur.results.report.charts import Chart, colour
 from secateur.results.report.progress import progress_charts
 from secateur.results.report.read import Run, read_runs
+from secateur.results.report.remaining import expected_end
 from secateur.results.report.removals import removal_charts
 from secateur.results.report.scores import score_charts
 from secateur.results.report.seeds import make_seeds
 from secateur.results.report.structure import structure_charts
 from secateur.results.report.tables import make_cards, make_facts, make_settings
+from secateur.results.report.tradeoff import LEGEND, tradeoff_charts
 
-SYMBOLS = "● Tick, ◆ epoch of a Tock, ■ epoch of fine-tuning or training; dotted: where pruning ends."
+SYMBOLS = "● Tick, ◆ epoch of a Tock, ■ epoch of fine-tuning or training; dotted upright: where pruning ends."
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def _policy(scripts: Sequence[str], live: bool) -> str:
 def make_sections(runs: Sequence[Run]) -> list[Section]:
     """All charts, also those without data so far."""
     return [
+        Section("tradeoff", "Metric and size", tradeoff_charts(runs), LEGEND),
         Section("progress", "Along the run", progress_charts(runs), SYMBOLS if len(runs) > 1 else ""),
         Section("structure", "Layers", structure_charts(runs)),
         Section("removals", "Removals", removal_charts(runs)),
@@ -96,6 +99,7 @@ def _fill(template: str, runs: Sequence[Run], sections: Sequence[Section], live:
         "colour": colour,
         "sections": sections,
         "live": live,
+        "ends": [expected_end(run) if live else "" for run in runs],
         "cards": make_cards(runs),
         "seeds": make_seeds(runs),
         "pictures": any(run.pictures for run in runs),

@@ -7,11 +7,11 @@ from itertools import groupby
 from typing import Any
 
 from secateur.results.report.charts import Chart, colour, tick_step
-from secateur.results.report.read import COSTS, PHASES, Moment, Run
+from secateur.results.report.read import COUNTED, PHASES, Moment, Run
 from secateur.results.report.words import drawn, markup, precise, sentence, share
 
 SYMBOLS = {"Start": "circle", "Train": "square", "Tick": "circle", "Tock": "diamond", "FineTune": "square"}
-DASHES = ("solid", "dash", "dot")
+DASHES = ("solid", "dash", "dot", "dashdot")
 MANY = 150
 """Points from which on only the line is drawn."""
 
@@ -19,13 +19,13 @@ Value = Callable[[Run, Moment], float | None]
 
 
 def progress_charts(runs: Sequence[Run]) -> list[Chart]:
-    """One per metric, one of the loss, and one of the cost if a run prunes."""
+    """One per metric, one of the loss, and of the cost if a run prunes."""
     names = list(dict.fromkeys(name for run in runs for name in run.metrics if name != "loss"))
     charts = [
         _along(runs, f"metric-{index}", name, {name: lambda run, moment, name=name: moment.metrics.get(name)})
         for index, name in enumerate(names)
     ]
-    return [*charts, _loss(runs), *([_cost(runs)] if any(run.prunes for run in runs) else [])]
+    return [*charts, _loss(runs), *_costs(runs)]
 
 
 def _loss(runs: Sequence[Run]) -> Chart:
@@ -35,22 +35,66 @@ def _loss(runs: Sequence[Run]) -> Chart:
     return _along(runs, "loss", "loss", values)
 
 
-def _cost(runs: Sequence[Run]) -> Chart:
-    """The cost of runs that prune. Several are compared by their MACs only: three lines each are too many."""
-    shown = COSTS if len(runs) == 1 else {"macs": COSTS["macs"]}
+def _costs(runs: Sequence[Run]) -> list[Chart]:
+    """The cost of runs that prune. Several are compared by one measure in each chart: three lines each are too many."""
+    budgets = {run.budget[0] for run in runs if run.budget is not None}
+    keys = [key for key in COUNTED if key != "latency" or key in budgets]
+    if not any(run.prunes for run in runs):
+        return []
+    if len(runs) == 1:
+        return [_cost(runs, "cost", "what is left of the network", keys)]
+    compared = [key for key in keys if key == "macs" or key in budgets]
+    return [_cost(runs, "cost" if key == "macs" else f"cost-{key}", f"{COUNTED[key]} left", [key]) for key in compared]
+
+
+def _cost(runs: Sequence[Run], name: str, title: str, keys: Sequence[str]) -> Chart:
     values: dict[str, Value] = {
-        word: lambda run, moment, key=key: _left(run, moment, key) for key, word in shown.items()
+        COUNTED[key]: lambda run, moment, key=key: _left(run, moment, key) if run.prunes else None for key in keys
     }
-    return _along(runs, "cost", "what is left of the network", values, unit="%")
+    return _along(runs, name, title, values, unit="%", budgets=_budgets(runs, keys))
 
 
 def _left(run: Run, moment: Moment, key: str) -> float | None:
-    left = share(moment.costs[key], run.moments[0].costs[key])
-    return None if left is None or not run.prunes else 100 * left
+    """In percent."""
+    left = moment.time_left if key == "latency" else share(moment.costs[key], run.moments[0].costs[key])
+    return None if left is None else 100 * left
 
 
-def _along(runs: Sequence[Run], name: str, title: str, values: dict[str, Value], unit: str = "") -> Chart:
-    """Lines through the moments of the runs: a colour per run, or per value of a single run; a symbol per phase."""
+def _budgets(runs: Sequence[Run], keys: Sequence[str]) -> list[dict[str, Any]]:
+    """A line across for each budget, in the colour of what it is the budget of; grey if that is several runs."""
+    shades: dict[tuple[str, float], list[str]] = {}
+    for index, run in enumerate(runs):
+        if run.budget is not None and run.budget[0] in keys:
+            place = index if len(runs) > 1 else keys.index(run.budget[0])
+            shades.setdefault(run.budget, []).append(colour(place))
+    return [
+        {
+            "type": "line",
+            "xref": "paper",
+            "x0": 0,
+            "x1": 1,
+            "y0": 100 * stays,
+            "y1": 100 * stays,
+            "line": {"color": of[0] if len(of) == 1 else "--quiet", "width": 1.5, "dash": "dot"},
+            "name": f"budget: {100 * stays:.4g}% of the {COUNTED[key]}",
+            "showlegend": True,
+        }
+        for (key, stays), of in shades.items()
+    ]
+
+
+def _along(
+    runs: Sequence[Run],
+    name: str,
+    title: str,
+    values: dict[str, Value],
+    unit: str = "",
+    budgets: Sequence[dict[str, Any]] = (),
+) -> Chart:
+    """Lines through the moments of the runs: a colour per run, or per value of a single run; a symbol per phase.
+
+    budgets: lines across, with their names.
+    """
     several = len(runs) > 1
     traces, rows, ends = [], [], []
     for index, run in enumerate(runs):
@@ -74,6 +118,7 @@ def _along(runs: Sequence[Run], name: str, title: str, values: dict[str, Value],
             rows.append([*([run.name] if several else []), moment.name, *cells])
     if several and len(values) > 1:
         ends = [f"{style}: {word}" for style, word in zip(("solid", "dashed"), values, strict=False)]
+    ends += [budget["name"] for budget in budgets]
     longest = max(len(run.moments) for run in runs)
     across = "Ticks and epochs" if any(run.prunes for run in runs) else "epochs"
     return Chart(
@@ -84,12 +129,12 @@ def _along(runs: Sequence[Run], name: str, title: str, values: dict[str, Value],
         rows=rows,
         traces=traces,
         layout={
-            "height": 300 + 9 * max(0, len(traces) - 3),  # the legend takes room
+            "height": 300 + 9 * max(0, len(traces) + len(budgets) - 3),  # the legend takes room
             "xaxis": {"title": {"text": across}, "zeroline": False, "dtick": tick_step(longest)},
             "yaxis": {"ticksuffix": unit, "rangemode": "tozero" if unit else "normal"},
             "hovermode": "x",
             "showlegend": True,
-            "shapes": _endings(runs) if several else _phases(runs[0]),
+            "shapes": [*(_endings(runs) if several else _phases(runs[0])), *budgets],
         },
         steps=True,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from secateur.errors import InvalidData, InvalidSetting
 from secateur.files import read_bytes, read_json, read_json_lines
+from secateur.pruning.settings import UNITS
 from secateur.results.report.words import number, sentence, share, text
 from secateur.results.structure import Layer, read_structure
 
@@ -20,6 +22,8 @@ TRAINING = {"baseline": "baseline", "retrain": "retraining"}
 METRICS = {"top5": "top-5 accuracy", "miou": "mean IoU", "pixel_accuracy": "pixel accuracy"}
 """Titles of our own tasks' metrics."""
 COSTS = {"macs": "MACs", "params": "parameters", "filters": "filters"}
+COUNTED = {**COSTS, "latency": "time"}
+"""What a budget may count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +34,14 @@ class Moment:
     name: str
     number: int
     """Of the Tick or Tock, from 1."""
+    part: str
+    """Of the run, if it is an epoch of training: baseline, retrain or train."""
+    epoch: int
+    epochs: int
+    """How many there are in this Tock or part of the run; 0 if it is no epoch."""
     costs: dict[str, float | None]
+    time_left: float | None
+    """The share of the time that is left, where that is what the budget counts."""
     metrics: dict[str, float | None]
     loss: float | None
     seconds: float
@@ -60,9 +71,15 @@ class Run:
     ends: tuple[Moment, Moment]
     """Before and after, as in the summary; empty without one."""
     latency: dict[str, Any]
+    verification: dict[str, Any]
+    """How far the masked and the cut network are apart; empty if that is not known."""
     pictures: str
     """A data address, or nothing."""
     finished: bool
+    running: bool
+    """Whether a process on this machine is doing it."""
+    batches: int
+    """In an epoch; 0 if that is not known."""
 
     @property
     def prunes(self) -> bool:
@@ -70,8 +87,20 @@ class Run:
         return self.kind != "train"
 
     @property
+    def budget(self) -> tuple[str, float] | None:
+        """What the budget counts, and the share that stays; None if the run does not prune."""
+        shares = {key: number(self.settings.get(f"keep_{key}")) for key in COUNTED if self.prunes}
+        return next(((key, share) for key, share in shares.items() if share is not None and 0 < share <= 1), None)
+
+    @property
     def cut(self) -> bool:
         return any(layer.after < layer.before for layer in self.layers)
+
+    @property
+    def since_start(self) -> list[Moment]:
+        """The moments without those of the training that came before the start of pruning."""
+        start = next((place for place, moment in enumerate(self.moments) if moment.phase == "Start"), 0)
+        return self.moments[start:]
 
     def cost(self, what: str) -> tuple[float | None, float | None]:
         """MACs, parameters or filters before and after."""
@@ -84,8 +113,7 @@ class Run:
 
         A summary has no metrics before where the run began with a network that was cut already.
         """
-        start = next((place for place, moment in enumerate(self.moments) if moment.phase == "Start"), 0)
-        found = [value for moment in self.moments[start:] if (value := moment.metrics.get(name)) is not None] or [None]
+        found = [value for moment in self.since_start if (value := moment.metrics.get(name)) is not None] or [None]
         before, after = (end.metrics.get(name) for end in self.ends)
         return (before, after) if after is not None else (found[0], found[-1])
 
@@ -145,9 +173,26 @@ def read_run(folder: str | Path, name: str) -> Run:
         facts=_facts(about, path),
         ends=(ends[0], ends[1]),
         latency=_record(found, "latency", path),
+        verification=_record(found, "verification", path),
         pictures=_pictures(result / "pictures.png"),
         finished=bool(found),
+        running=not alone and is_running(path),
+        batches=_whole(about.get("batches")),
     )
+
+
+def is_running(folder: Path) -> bool:
+    """Whether the process that has written its number into the run's lock is alive; False if nobody can tell."""
+    try:
+        process = int(read_bytes(folder / ".lock"))
+        if os.name != "posix" or process < 1:
+            return False
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (InvalidData, ValueError, OverflowError, ProcessLookupError):
+        return False
+    return True
 
 
 def _moment(event: dict[str, Any], path: Path) -> Moment:
@@ -167,7 +212,11 @@ def _moment(event: dict[str, Any], path: Path) -> Moment:
         phase=phase,
         name=sentence(f"{word} {said}".strip()),
         number=counted[""],
+        part=text(event.get("phase", "")),
+        epoch=_whole(event.get("epoch")),
+        epochs=_whole(event.get("epochs")),
         costs={what: number(event.get(what)) for what in COSTS},
+        time_left=number(_record(event, "left", path).get(UNITS["latency"])),
         metrics={METRICS.get(n, text(n)): number(value) for n, value in _record(event, "metrics", path).items()},
         loss=number(event.get("loss")),
         seconds=number(event.get("seconds")) or 0.0,

@@ -60,6 +60,7 @@ def make_cards(runs: Sequence[Run]) -> list[Card]:
     metrics = dict.fromkeys(run.main_metric for run in runs if run.main_metric is not None)
     cards[1:1] = [Card(sentence(name), [_metric(run, name) for run in runs]) for name in metrics]
     cards.append(Card("Latency", [_latency(run) for run in runs]))
+    cards.append(Card("Cut checked", [_verification(run) for run in runs]))
     cards.append(Card("Time", [_time(run) for run in runs]))
     return [card for card in cards if any(card.lines)]
 
@@ -95,6 +96,18 @@ def _latency(run: Run) -> Line | None:
         note=", ".join([f"{before / after:.2f} times as fast", *said]),
         left=min(1.0, after / before),
     )
+
+
+def _verification(run: Run) -> Line | None:
+    difference, outputs = (number(run.verification.get(key)) for key in ("difference", "outputs"))
+    if difference is None or outputs is None:
+        return None
+    outputs_and_modes = f"{precise(outputs)} outputs ({text(run.verification.get('modes', []))})"
+    if run.verification.get("exact") is True:
+        said, other = f"agrees to {difference:.0e}" if difference else "agrees exactly", "with the masked network"
+    else:
+        said, other = f"differs by {difference:.0e}", "from the masked network, inexact by request"
+    return Line(after=said, note=f"{other}; relative to the largest of {outputs_and_modes}")
 
 
 def _time(run: Run) -> Line | None:

@@ -98,6 +98,20 @@ def share(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
+def roughly(seconds: float) -> str:
+    """A time that is an estimate.
+
+    >>> roughly(20), roughly(700), roughly(9000), roughly(360_000)
+    ('less than a minute', 'about 12 min', 'about 2.5 h', 'about 100 h')
+    """
+    minutes = seconds / 60
+    if minutes < 1:
+        return "less than a minute"
+    if minutes < 100:
+        return f"about {minutes:.0f} min"
+    return f"about {minutes / 60:.1f} h" if minutes < 600 else f"about {minutes / 60:,.0f} h"
+
+
 def sentence(words: str) -> str:
     """With a capital letter first.
 
