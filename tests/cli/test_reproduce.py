@@ -458,3 +458,33 @@ def test_controls_change_one_thing_at_a_time(reproduce: Call, tmp_path: Path) ->
     assert reproduce("controls", RESNET, *given, "--seed", 1, "--only", "whole")[0] == 0
     assert not list(tmp_path.rglob("lifted-seed1"))
     assert list(tmp_path.rglob("whole-seed1"))
+
+
+@pytest.mark.slow
+def test_few_images_without_labels(secateur: Call, tmp_path: Path) -> None:
+    miniature_images.write_class_folders(tmp_path / "photos", num_classes=3, per_class=5)
+    recipe = "resnet14@class_folders"
+    given = ["--recipe", recipe, "--width", 0.5, "--data", tmp_path / "photos", "--image-size", 32, "--device", "cpu"]
+    given += ["--epochs-scale", 0.01, "--out", tmp_path / "out", "--quiet"]
+    assert secateur("reproduce", "unlabelled", *given)[0] == 0
+    heads, rows = read_page(page_of(tmp_path / "out", "unlabelled", recipe))
+    assert heads[:3] == ["budget of MACs", "MACs", "parameters"]
+    assert [head.partition(":")[0] for head in heads[3:]] == ["cut", "repaired", "distilled"]
+    assert list(rows) == ["90%", "80%", "70%", "60%", "50%"]
+    runs = summaries(tmp_path / "out", recipe)
+    for name, run in runs.items():
+        assert run["order"]["no_labels"] == (name != "baseline")
+    for percent in (90, 50):
+        cut, repaired, distilled = (runs[f"{way}-{percent}"] for way in ("cut", "repaired", "distilled"))
+        assert (cut["settings"]["repair"], repaired["settings"]["repair"]) == (0, 1000)
+        assert cut["after"]["macs"] <= percent / 100 * cut["before"]["macs"]
+        assert distilled["layers"] == repaired["layers"]
+        assert (distilled["settings"]["distill"], distilled["settings"]["fixed_statistics"]) == (1.0, True)
+        for column, run in zip(rows[f"{percent}%"][2:], (cut, repaired, distilled), strict=True):
+            assert f"-> {run['after']['metrics']['accuracy']:.2f}" in column
+    assert (
+        "15 without labels to prune with, 6 others to test"
+        in page_of(tmp_path / "out", "unlabelled", recipe).read_text()
+    )
+    # The runs are finished: nothing is done again.
+    assert secateur("reproduce", "unlabelled", *given)[0] == 0

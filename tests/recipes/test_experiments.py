@@ -40,7 +40,8 @@ def test_every_experiment_begins_with_the_papers_baseline(name: str) -> None:
     done = {"baseline"}
     for step in rest:
         assert step.source in done or (step.source is None and step.narrow_to is not None)
-        trains = step.narrow_to is not None or step.shape_of is not None or step.name in ("lifted", "whole")
+        trains = step.narrow_to is not None or step.shape_of is not None
+        trains |= step.name in ("lifted", "whole") or step.name.startswith("distilled-")
         assert isinstance(step.settings, Training) == trains
         assert step.name not in done
         done.add(step.name)
@@ -128,7 +129,9 @@ def test_nas_compares_networks_with_a_quarter_of_the_macs() -> None:
         assert training_of(experiment.step(name)).epochs == 320
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in ("segmentation", "controls")])
+@pytest.mark.parametrize(
+    "name", [name for name in EXPERIMENTS if name not in ("segmentation", "controls", "unlabelled")]
+)
 def test_an_experiment_with_another_recipe_has_its_settings(name: str) -> None:
     experiment = find_experiment(name, "resnet56-cifar10-authors")
     assert experiment.recipe == "resnet56-cifar10-authors"
@@ -168,6 +171,19 @@ def test_controls_differ_from_the_reference_in_one_thing() -> None:
             assert training_of(experiment.step(name)).epochs == 50
         assert experiment.step(f"scratch-{percent}").shape_of == reference.name
         assert experiment.step(f"narrow-{percent}").teacher == "lifted"
+
+
+def test_networks_without_labels_are_cut_repaired_and_distilled() -> None:
+    experiment = find_experiment("unlabelled")
+    assert experiment.no_labels
+    for before, percent in zip((None, 90, 80, 70, 60), (90, 80, 70, 60, 50), strict=True):
+        cut, repaired, distilled = (experiment.step(f"{way}-{percent}") for way in ("cut", "repaired", "distilled"))
+        for step in (cut, repaired):
+            settings = pruning_of(step)
+            assert (settings.trains, settings.finetune.epochs, settings.budget.macs) == (False, 0, percent / 100)
+        assert (pruning_of(cut).ticks.removes, pruning_of(cut).repair) == (1.0, 0)
+        assert repaired.continue_from == (None if before is None else f"repaired-{before}")
+        assert (distilled.weights_of, training_of(distilled).epochs) == (repaired.name, 100)
 
 
 def test_segmentation_is_for_data_with_label_maps() -> None:

@@ -63,7 +63,7 @@ WRONG: list[tuple[dict[str, Any], Any]] = [
     ({"tick_lr": float("nan")}, "nan"),
     ({"finetune_lr": float("inf")}, "inf"),
     ({"distill_temperature": 0}, 0),
-    ({"distill": 1.0}, 1.0),
+    ({"distill": 1.1}, 1.1),
     ({"ema": -0.1}, -0.1),
     ({"tick_removes": None}, "None"),
     ({"tick_per_class": "9"}, "'9'"),

@@ -47,6 +47,9 @@ class Source:
     choose_on: float = 0.0
     """Hold out this share of the training images to choose by: the best epoch (--best-epoch), or how far to prune."""
 
+    no_labels: Switch = False
+    """Do not look at the labels of training images: score without them, and learn from a teacher (--distill 1)."""
+
     ignore: tuple[str, ...] = ()
     """Modules whose channels stay: names, with wildcards."""
 
@@ -69,6 +72,7 @@ class Source:
             width=self.width,
             hold_out=self.hold_out,
             choose_on=self.choose_on,
+            no_labels=self.no_labels,
             ignore=self.ignore,
             inexact=self.inexact,
             weights=str(weights) if weights is not None else None,

@@ -30,7 +30,7 @@ class Reproduce:
     """
 
     experiment: str
-    """Which one: table1, table2, table3, gfir, nas, segmentation, appendix-d, appendix-e, throughput, controls."""
+    """table1, table2, table3, gfir, nas, segmentation, appendix-d, appendix-e, throughput, controls or unlabelled."""
 
     recipe: str | None = None
     """Another network, dataset or variant than the paper's for this experiment."""

@@ -48,6 +48,8 @@ class Experiment:
     """The function of `reports` that makes it."""
     shared: tuple[str, ...] = ()
     """Steps that runs of all seeds share; their own seed is 0."""
+    no_labels: bool = False
+    """Whether nothing looks at the labels of training images."""
 
     @property
     def data(self) -> str:
@@ -162,6 +164,28 @@ def controls(recipe: str = "resnet56-cifar10-ours") -> Experiment:
         arms.append(Step(name=f"narrow-{percent}", settings=as_long, narrow_to=percent / 100, teacher=teacher))
     steps = (baseline(recipe), lifted, whole, *arms)
     return Experiment(recipe=recipe, steps=steps, report="controlled", shared=("baseline", "lifted"))
+
+
+@experiment
+def unlabelled(recipe: str = "torchvision:mobilenet_v2@class_folders") -> Experiment:
+    """A trained network and few images without labels: cut at once, repaired in small steps, and then distilled."""
+    untrained = find_recipe(recipe).pruning.without_training()
+    small = untrained.but(multiple_of=1, score="residual", tick_removes=0.02, tick_images=1000, repair=1000)
+    at_once = small.but(tick_removes=1.0, tick_step=1.0, repair=0, score="taylor")
+    # With few images weights change little, and batch norms keep what they have learned from many.
+    distilled = Training.of(
+        epochs=100, lr=1e-3, lr_low=0.0, shape="warmup", distill=1.0, distill_temperature=2.0, fixed_statistics=True
+    ).but(evaluate="phases")
+    steps, before = [baseline(recipe)], None
+    for percent in (90, 80, 70, 60, 50):
+        repaired, budget = f"repaired-{percent}", {"keep_macs": percent / 100}
+        steps += [
+            Step(name=f"cut-{percent}", settings=at_once.but(**budget), weights_of="baseline"),
+            Step(name=repaired, settings=small.but(**budget), weights_of="baseline", continue_from=before),
+            Step(name=f"distilled-{percent}", settings=distilled, weights_of=repaired),
+        ]
+        before = repaired
+    return Experiment(recipe=recipe, steps=tuple(steps), report="untrained", shared=("baseline",), no_labels=True)
 
 
 @experiment

@@ -23,7 +23,10 @@ from secateur.recipes.paper import find_recipe, is_recipe
 from secateur.recipes.recipe import Recipe
 from secateur.runs.settings import TickTock
 from secateur.settings import check_types
-from secateur.training.task import Task, classification, segmentation, unlabelled
+from secateur.training.task import Task, classification, segmentation, unlabelled, without_labels
+
+MANY_CLASSES = 1000
+"""From so many classes on, the accuracy among the best five is reported too."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Job:
     files: the images of each part, where a draw has parted them.
     classes: the name of each class, in the order of the network's outputs.
     preprocessing: what becomes of a photograph before the network sees it.
+    images: how many there are to train and to test.
     """
 
     model: nn.Module
@@ -46,6 +50,7 @@ class Job:
     files: dict[str, list[str]] | None = None
     classes: Sequence[str] | None = None
     preprocessing: Preprocessing | None = None
+    images: dict[str, int] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -63,6 +68,8 @@ class Job:
             found["classes"] = list(self.classes)
         if self.preprocessing is not None:
             found["preprocessing"] = self.preprocessing.to_dict()
+        if self.images is not None:
+            found["images"] = self.images
         return found
 
     def to(self, device: torch.device) -> Job:
@@ -117,6 +124,9 @@ class Order:
     choose_on: float = 0.0
     """Train without this share of the training images, and choose by them: the best epoch, or how far to prune."""
 
+    no_labels: bool = False
+    """Do not look at the labels of training images, as if there were none."""
+
     epochs_scale: float = 1.0
     """Multiplies the epochs of a baseline that has to be trained first."""
 
@@ -136,7 +146,7 @@ class Order:
         if not self.is_own:
             find_recipe(self.recipe)
             return
-        names = ("data", "batch_size", "image_size", "hold_out", "choose_on", "erase")
+        names = ("data", "batch_size", "image_size", "hold_out", "choose_on", "erase", "no_labels")
         unused = [name for name in names if getattr(self, name)]
         if unused:
             what = f"{self.recipe} has data of its own, so that these have no effect"
@@ -198,11 +208,14 @@ def build(order: Order, seed: int, device: torch.device, channels_last: bool = F
     elif dataset.maps:
         task = segmentation(train, test, num_classes=num_classes, summed=recipe.summed)
     else:
-        task = classification(train, test, held_out=held_out, top5=recipe.top5)
+        task = classification(train, test, held_out=held_out, top5=recipe.top5 or num_classes >= MANY_CLASSES)
+    if order.no_labels and dataset.labelled:
+        task = without_labels(task)
     network = {"name": recipe.network, "options": options}
     about: dict[str, Any] = {}
     if isinstance(train, Photos) and isinstance(test, Photos):
-        about = {"classes": train.classes, "preprocessing": Preprocessing.of(test)}
+        counts = {"train": num_images(train), "test": num_images(test)}
+        about = {"classes": train.classes, "preprocessing": Preprocessing.of(test), "images": counts}
         if train.drawn:
             about["files"] = {"train": train.paths, "test": test.paths}
             if isinstance(held_out, Photos):

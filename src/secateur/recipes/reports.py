@@ -83,8 +83,7 @@ def compared(done: Done) -> str:
         [name, change_of(run, "macs"), change_of(run, "params"), *changes(run), PAPER.get(name, "")]
         for name, run in done.pruned().items()
     ]
-    names = next(iter(done.pruned().values()), {"after": {"metrics": {}}})["after"]["metrics"]
-    return page(done, ["network", "MACs", "parameters", *names, "the paper"], rows)
+    return page(done, ["network", "MACs", "parameters", *metric_names(done.pruned()), "the paper"], rows)
 
 
 def controlled(done: Done) -> str:
@@ -95,6 +94,22 @@ def controlled(done: Done) -> str:
         row = [name, change_of(run, "macs"), change_of(run, "params"), f"{main(run):.2f}", str(len(trained))]
         rows.append(row)
     return page(done, ["run", "MACs", "parameters", "accuracy", "epochs"], rows)
+
+
+def untrained(done: Done) -> str:
+    """Few images without labels: each budget in three ways."""
+    runs, ways = done.pruned(), ("cut", "repaired", "distilled")
+    rows = []
+    for percent in dict.fromkeys(name.rpartition("-")[2] for name in runs):
+        found = {way: runs[name] for way in ways if (name := f"{way}-{percent}") in runs}
+        costs = [change_of(list(found.values())[-1], what) for what in ("macs", "params")]
+        rows.append([f"{percent}%", *costs, *(", ".join(changes(found[way])) if way in found else "-" for way in ways)])
+    heads = ["budget of MACs", "MACs", "parameters", *(f"{way}: {', '.join(metric_names(runs))}" for way in ways)]
+    text = page(done, heads, rows)
+    counts = [run["images"] for run in runs.values() if "images" in run]
+    if counts:
+        text += f"Images: {counts[0]['train']} without labels to prune with, {counts[0]['test']} others to test.\n"
+    return text
 
 
 def schedules(done: Done) -> str:
@@ -265,6 +280,10 @@ def main_of(metrics: dict[str, float]) -> float:
 def change_of(run: dict[str, Any], what: str) -> str:
     """The relative change of a cost."""
     return f"{run['after'][what] / run['before'][what] - 1:+.1%}"
+
+
+def metric_names(runs: dict[str, dict[str, Any]]) -> list[str]:
+    return list(next(iter(runs.values()))["after"]["metrics"]) if runs else []
 
 
 def changes(run: dict[str, Any]) -> list[str]:

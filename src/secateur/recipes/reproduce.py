@@ -60,6 +60,13 @@ class Conditions:
     def finished(self, step: str) -> bool:
         return (self.folder(step) / "result" / "summary.json").is_file()
 
+    def order_of(self, step: Step) -> Order:
+        """The order of a step, but for what it starts from."""
+        teacher = self.network_of(step.teacher) if step.teacher is not None else None
+        erase = self.order.erase if step.erase is None else step.erase
+        no_labels = self.experiment.no_labels and step.name != "baseline"
+        return replace(self.order, teacher=teacher, erase=erase, no_labels=no_labels)
+
     def source_of(self, step: Step) -> str | None:
         """What the run of a step starts from: the run before it, or a file."""
         return self.order.weights if step.source is None else self.network_of(step.source)
@@ -110,11 +117,9 @@ def write_page(name: str, conditions: Conditions) -> tuple[str, Path]:
 
 def check_same(step: Step, conditions: Conditions) -> None:
     """Raise if the finished run in the folder of the step is another one."""
-    folder, order = conditions.folder(step.name), conditions.order
+    folder, order = conditions.folder(step.name), conditions.order_of(step)
     begun = read_json(folder / "result" / "summary.json")
     wanted: dict[str, Any] = order.compared() | {"weights": conditions.source_of(step), "fresh": bool(step.shape_of)}
-    if step.erase is not None:
-        wanted["erase"] = step.erase
     if step.narrow_to is not None:
         del wanted["width"], wanted["weights"]
     elif step.source is not None and not conditions.is_given(step.source):
@@ -133,7 +138,7 @@ def settings_of(step: Step, conditions: Conditions) -> TickTock | Training:
 
 def config_of(step: Step, conditions: Conditions) -> RunConfig:
     """The run of a step."""
-    settings, order = settings_of(step, conditions), conditions.order
+    settings, order = settings_of(step, conditions), conditions.order_of(step)
     for before in filter(None, (step.source, step.teacher)):
         if not conditions.is_given(before) and not conditions.folder(before).exists():
             remedy = f"Do {before} first"
@@ -142,10 +147,6 @@ def config_of(step: Step, conditions: Conditions) -> RunConfig:
         order = narrowed(replace(order, weights=None), step.narrow_to, conditions.seed)
     else:
         order = replace(order, weights=conditions.source_of(step), fresh=step.shape_of is not None)
-    if step.teacher is not None:
-        order = replace(order, teacher=conditions.network_of(step.teacher))
-    if step.erase is not None:
-        order = replace(order, erase=step.erase)
     return RunConfig(order=order, settings=settings, engine=conditions.engine)
 
 

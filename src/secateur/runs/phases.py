@@ -165,9 +165,10 @@ class TrainPhase(Phase):
     def check(self, run: Run) -> None:
         if self.best is not None and run.task.held_out is None:
             raise InvalidSetting("best_epoch has nothing to choose by", remedy=HOLD_OUT)
-        if self.schedule.epochs and not run.task.labelled:
+        if self.schedule.epochs and not run.task.labelled and not (self.distills and self.learning.distill == 1):
             what = f"{self.name} needs labels, which the data do not have"
-            raise InvalidSetting(what, got=counted(self.schedule.epochs, "epoch"), wanted="0 epochs")
+            wanted = "0 epochs, or distill=1 to learn from the whole network alone" if self.distills else "0 epochs"
+            raise InvalidSetting(what, got=counted(self.schedule.epochs, "epoch"), wanted=wanted)
         make_optimizer(run.trained, self.learning)
 
     def start(self, run: Run) -> None:
@@ -193,6 +194,7 @@ class TrainPhase(Phase):
                 after_backward=run.pruner.hold_ if run.pruner is not None else None,
                 after_update=self.ema.update if self.ema is not None else None,
                 tensors=self.tensors,
+                fixed_statistics=self.learning.fixed_statistics,
                 steps=steps,
             )
             loss = run.train_epoch(f"{self.name}, epoch {epoch + 1} of {epochs}", work)

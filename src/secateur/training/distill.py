@@ -20,7 +20,7 @@ def distilled(loss: Loss, teacher: nn.Module, weight: float, temperature: float,
     """(1 - weight) * loss + weight * T^2 * KL(teacher || model), both softened by the temperature T.
 
     Whenever the loss calls the model, the teacher is called with the same arguments, so this works for any task whose
-    model gives scores over classes along axis 1.
+    model gives scores over classes along axis 1. With a weight of 1 only its calls of the model matter.
     output: where these are in what both return.
     """
     teacher.eval().requires_grad_(False)
@@ -43,7 +43,8 @@ def distilled(loss: Loss, teacher: nn.Module, weight: float, temperature: float,
             raise InvalidData("the loss never calls the model, so there is nothing to distil")
         pairs = zip(outputs, answers, strict=True)
         terms = [softened(scores_of(own, output), answer(), temperature) for own, answer in pairs]
-        return (1 - weight) * labelled + weight * torch.stack(terms).mean()
+        distance = torch.stack(terms).mean()
+        return distance if weight == 1 else (1 - weight) * labelled + weight * distance
 
     return combined
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur.errors import InvalidData
 from secateur.randomness import preserved, random_state, restore_random
@@ -48,6 +49,8 @@ class Work:
     """Called after the optimizer's step."""
     trains: bool = True
     """Whether the optimizer steps. Otherwise the network stays as it is, in evaluation mode: for scores alone."""
+    fixed_statistics: bool = False
+    """Whether batch norms use their running statistics, and keep them."""
     capturable: bool = True
     """Whether these calls compute on the device alone."""
     steps: int = 0
@@ -126,6 +129,10 @@ class Trainer:
         """
         position = start or Position()
         self.model.train(work.trains)
+        if work.fixed_statistics:
+            for module in self.model.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
         self._total.fill_(position.total)
         self._count.fill_(position.step)
         self._broken.fill_(NEVER)

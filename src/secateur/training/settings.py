@@ -83,10 +83,13 @@ class Learning(Settings):
     """Apply weight decay to gates, batch norms and biases too; otherwise to filters alone."""
 
     distill: float = 0.0
-    """Share of the loss that is the distance from the whole network's output, in phases that distil."""
+    """Share of the loss that is the distance from the whole network's output, in phases that distil; 1 is all of it."""
 
     distill_temperature: float = 4.0
     """Temperature that softens both outputs."""
+
+    fixed_statistics: bool = False
+    """Batch norms use their running statistics in training too, and keep them: for few images."""
 
     ema: float = 0.0
     """Decay of a moving average of the weights, which becomes the result of fine-tuning; 0 for none."""
@@ -96,7 +99,8 @@ class Learning(Settings):
 
     def check(self) -> None:
         self.require("0 or more", "momentum", "weight_decay", holds=lambda value: value >= 0)
-        self.require("a share, at least 0 and below 1", "distill", "ema", holds=lambda value: 0 <= value < 1)
+        self.require("a share, from 0 to 1", "distill", holds=lambda value: 0 <= value <= 1)
+        self.require("a share, at least 0 and below 1", "ema", holds=lambda value: 0 <= value < 1)
         self.require("a number above 0", "distill_temperature", holds=lambda value: value > 0)
 
 

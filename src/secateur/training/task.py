@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -252,12 +252,6 @@ def unlabelled(train: Iterable[Any], test: Iterable[Any], whole: nn.Module, *, o
     check_repeats(test, "test")
     answers: list[Tensor] = []
 
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        scores = class_scores(model, batch, output)
-        # The largest of scores with Gumbel noise is such a draw; torch.multinomial would wait for the GPU.
-        noise = torch.empty_like(scores, dtype=torch.float32).exponential_().log()
-        return F.cross_entropy(scores, (scores.detach() - noise).argmax(1))
-
     def predictions(model: nn.Module) -> Iterator[Tensor]:
         for batch in prefetch(test, device_of(model)):
             yield class_scores(model, batch, output).argmax(1).int()
@@ -274,7 +268,27 @@ def unlabelled(train: Iterable[Any], test: Iterable[Any], whole: nn.Module, *, o
             raise InvalidData("the test data are empty")
         return {"agreement": 100 * float(same) / total}
 
-    return Task(train, loss, evaluate, labelled=False, output=output)
+    return Task(train, partial(_drawn_loss, output=output), evaluate, labelled=False, output=output)
+
+
+def without_labels(task: Task) -> Task:
+    """The same task, whose training does not look at the labels: the loss is that of `unlabelled`.
+
+    task: of pairs of images and labels, as `classification` and `segmentation` make it. Its metrics stay.
+    """
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return _drawn_loss(model, pair(batch, task.batch)[0], task.output)
+
+    return replace(task, loss=loss, labelled=False)
+
+
+def _drawn_loss(model: nn.Module, images: Any, output: Key | None) -> Tensor:
+    """The cross-entropy against classes that are drawn from the network's own probabilities."""
+    scores = class_scores(model, images, output)
+    # The largest of scores with Gumbel noise is such a draw; torch.multinomial would wait for the GPU.
+    noise = torch.empty_like(scores, dtype=torch.float32).exponential_().log()
+    return F.cross_entropy(scores, (scores.detach() - noise).argmax(1))
 
 
 def class_scores(model: nn.Module, images: Any, output: Key | None = None) -> Tensor:
