@@ -114,6 +114,11 @@ def spread(values: list[float], digits: int = 2) -> str:
     return f"{mean(values):.{digits}f}{around}"
 
 
+def cost(runs: list[Evidence]) -> list[str]:
+    """The relative changes of MACs and parameters, in the mean."""
+    return [f"{mean(run.left(what) for run in runs) - 1:+.1%}" for what in ("macs", "params")]
+
+
 def table(heads: list[str], rows: Iterable[list[str]]) -> str:
     """A table in Markdown."""
     return "\n".join("| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows])

@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
+import controls_page
 import doing
 import evidence
 import pytest
@@ -91,3 +93,32 @@ def test_what_is_published_is_what_the_files_say(tmp_path: Path, monkeypatch: py
 def test_a_run_that_is_not_finished_is_no_evidence(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting):
         evidence.keep(tmp_path, None)
+
+
+def test_controls_are_compared_with_the_reference(runs: list[Path]) -> None:
+    data = json.loads((runs[0] / "result" / "summary.json").read_text())
+
+    def arm(name: str, *accuracies: float) -> list[evidence.Evidence]:
+        def ending(value: float) -> dict[str, Any]:
+            return {**data, "after": {**data["after"], "metrics": {"accuracy": value}}}
+
+        return [evidence.Evidence(name, seed, ending(value)) for seed, value in enumerate(accuracies)]
+
+    arms = {
+        "reference-30": arm("reference-30", 93.0, 93.1, 93.2),
+        "random-30": arm("random-30", 90.0, 90.2, 90.4),
+        "slim-30": arm("slim-30", 92.9, 93.1, 93.4),
+        "l1-30": arm("l1-30", 80.0),
+        "whole": arm("whole", 94.0, 94.2, 94.4),
+    }
+    text, used = controls_page.controls({"controls-resnet56": arms})
+    rows = {
+        line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ")[3:] for line in text.splitlines() if "|" in line
+    }
+    assert rows["the reference"] == ["93.10 ± 0.10", "3", "-"]
+    assert rows["score: random"] == ["90.20 ± 0.20", "3", "-2.90"]
+    assert rows["score: Slim"] == ["93.13 ± 0.25", "3", "equal"]
+    assert "score: L1 norm" not in rows
+    assert "The same after 50 epochs more: 94.20 ± 0.20." in text
+    assert len(used) == 12
+    assert controls_page.controls({}) == ("", [])
