@@ -321,6 +321,26 @@ add(
     "torch.randn(1, 80, 16)",
     HiFiGAN="HifiganGenerator(80, 1, '1', [[1, 3, 5]]*3, [3, 7, 11], [16, 16, 4], 32, [8, 8, 2])",
 )
+PLAIN = """
+from torch.nn.utils import parametrize, remove_weight_norm
+def plain(model):
+    for module in model.modules():
+        if parametrize.is_parametrized(module):
+            parametrize.remove_parametrizations(module, "weight")
+        elif hasattr(module, "weight_g"):
+            remove_weight_norm(module)
+    return model
+"""
+"""Without weight norm."""
+add(
+    "speechbrain",
+    SB.format("HifiGAN") + PLAIN,
+    "torch.randn(1, 80, 16)",
+    **{
+        "HiFiGAN without weight norm": "plain(HifiganGenerator(80, 1, '1', [[1, 3, 5]]*3, [3, 7, 11], [16, 16, 4], 32, "
+        "[8, 8, 2]))"
+    },
+)
 add(
     "asteroid",
     "from asteroid.models import *",
@@ -342,6 +362,13 @@ add(
     "from encodec import EncodecModel",
     "torch.randn(1, 1, 4800)",
     encoder="EncodecModel._get_model([6.], causal=False, model_norm='time_group_norm', audio_normalize=False).encoder",
+)
+ENCODEC = "EncodecModel._get_model([6.], causal=False, model_norm='weight_norm', audio_normalize=False).encoder"
+add(
+    "encodec",
+    "from encodec import EncodecModel" + PLAIN,
+    "torch.randn(1, 1, 4800)",
+    **{"encoder with weight norm": ENCODEC, "encoder without weight norm": f"plain({ENCODEC})"},
 )
 add(
     "openunmix",

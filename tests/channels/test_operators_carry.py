@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from sandwich import IMAGE, Buffers, Sandwich, examine, members, parameter, rows, sizes
+from sandwich import IMAGE, Buffers, Sandwich, examine, members, parameter, reasons, rows, sizes
 from torch import Tensor, nn
 
 import secateur
@@ -191,11 +191,55 @@ def test_recurrent_modules_read_the_features(kind: Any, size: int, options: dict
 
     model, example = Reader(), torch.randn(2, 3, 9)
     graph = secateur.analyze(model.to(dtype), example.to(dtype), probe=False)
-    assert sizes(graph)["conv"] == 8
+    assert sizes(graph) == {"conv": 8, "memory": size}
     assert torch.backends.mkldnn.enabled  # pyright: ignore
     examine(model.double(), example.double(), probe=True)
-    small = secateur.shrink(model, Plan.keep(graph, {"conv": [0, 3]}))
-    assert (small.memory.input_size, small.memory.hidden_size) == (2, size)
+    small = secateur.shrink(model, Plan.keep(graph, {"conv": [0, 3], "memory": [1, 2, 5]}))
+    assert (small.memory.input_size, small.memory.hidden_size) == (2, 3)
+
+
+def gates(m: Any, x: Tensor) -> Tensor:
+    """As those of an LSTM, which are parts of one product."""
+    one, other = m.wide(x).chunk(2, 1)
+    return one.sigmoid_() * other.tanh_()
+
+
+def the_other_part(m: Any, x: Tensor) -> Tensor:
+    wide = m.wide(x)
+    wide.chunk(2, 1)[0].sigmoid_()
+    return wide.chunk(2, 1)[1]
+
+
+def the_same_part(m: Any, x: Tensor) -> Tensor:
+    wide = m.wide(x)
+    wide.chunk(2, 1)[0].sigmoid_()
+    return wide.chunk(2, 1)[0]
+
+
+def the_whole(m: Any, x: Tensor) -> Tensor:
+    wide = m.wide(x)
+    wide.chunk(2, 1)[1].exp_()
+    return sum(wide.chunk(2, 1))
+
+
+def some_images(m: Any, x: Tensor) -> Tensor:
+    wide = m.wide(x)
+    wide[1:].sigmoid_()
+    return wide.chunk(2, 1)[0]
+
+
+def through_another_shape(m: Any, x: Tensor) -> Tensor:
+    wide = m.wide(x)
+    wide.flatten(2).chunk(2, 1)[0].sigmoid_()
+    return wide.chunk(2, 1)[0]
+
+
+@pytest.mark.parametrize("body", [gates, the_other_part, the_same_part, the_whole, some_images, through_another_shape])
+def test_parts_that_are_changed_in_place(body: Any) -> None:
+    """What became non-zero is known of the others that share the memory, and of those alone."""
+    free = {"wide": 8} if body in (gates, the_other_part) else {}
+    graph = examine(Sandwich(body, wide=nn.Conv2d(8, 16, 1)), expected={"first": 8, **free})
+    assert free or "wide" in reasons(graph)
 
 
 def test_rows_gathered_by_index() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import secateur
+from secateur import Plan
 from secateur.channels.reasons import Kind, Reason
 
 Body = Callable[..., Any]
@@ -228,17 +229,21 @@ def test_a_layer_of_one_filter_stays(last: nn.Module) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
 @pytest.mark.parametrize("hooked", [True, False])
-def test_weights_that_go_through_an_unknown_operator_are_told_of_with_a_remedy(hooked: bool) -> None:
+def test_weight_norm_names_the_remedy(hooked: bool) -> None:
+    """Inputs of a filter are part of its norm; filters are not part of another's."""
     normed = torch.nn.utils.weight_norm if hooked else parametrizations.weight_norm
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), normed(nn.Conv2d(8, 8, 1)), nn.ReLU(), nn.Conv2d(8, 2, 1))
     images = torch.randn(1, 3, 6, 6)
     model(images)  # leaves a weight with its history in the layer, which torch does not copy
     graph = secateur.analyze(model, images)
-    assert not graph.groups
-    told = reasons(graph)["2" if hooked else "2.parametrizations.weight"]
-    assert (told.kind, told.detail) == (Kind.UNKNOWN_OPERATOR, "aten._weight_norm_interface.default")
+    assert [group.name for group in graph.groups] == ["2"]
+    told = reasons(graph)["0"]
+    assert (told.kind, told.detail) == (Kind.IN_NORM, "weight norm")
+    assert "remove_weight_norm" in str(told)
+    small = secateur.shrink(model, Plan.random(graph, 0.5))
+    assert (small[2].in_channels, small[2].out_channels, small[4].in_channels) == (8, 4, 4)
     assert [note for note in graph.notes if "(2)" in note and "makes them plain" in note]
-    assert [frozen.size for frozen in graph.frozen] == [8, 8, 2]
+    assert [frozen.size for frozen in graph.frozen] == [8, 2]
     if hooked:
         torch.nn.utils.remove_weight_norm(model[2])
     else:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import secateur
 from secateur import Plan
 from secateur.channels.example import Example
+from secateur.channels.guard import modules_of
 from secateur.channels.reasons import Kind
 from secateur.channels.rehearsal import ShapesOnly, run
 from secateur.channels.shrink import copy_model, hollow, shrink
@@ -222,3 +223,20 @@ def test_memory_formats_do_not_matter() -> None:
     other = secateur.analyze(plain.to(memory_format=torch.channels_last), torch.randn(1, 3, 8, 8))
     assert [group.size for group in graph.groups] == [8, 16]
     assert str(other) == str(graph)
+
+
+def test_modules_of_is_named_modules() -> None:
+    class Hiding(nn.Module):
+        """Names one of its modules only."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other, self.none = nn.ReLU(), nn.Linear(2, 2), None
+
+        def named_modules(self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
+            yield prefix, self
+            yield f"{prefix}.one" if prefix else "one", self.one
+
+    shared = nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU())
+    for model in (nn.Sequential(shared, nn.ModuleDict({"a": shared, "b": Hiding()}), shared[1]), Hiding()):
+        assert list(modules_of(model).items()) == list(model.named_modules())

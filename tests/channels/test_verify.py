@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import secateur
 from secateur import Plan
 from secateur.channels.reasons import Kind
+from secateur.channels.verify import gaps_between, gaps_of_sums
 
 
 class ByHand(nn.Module):
@@ -524,3 +525,22 @@ def test_what_is_added_to_a_product_may_be_infinite_or_of_no_weight() -> None:
     graph = secateur.analyze(model, images)
     assert [group.size for group in graph.groups] == [6, 6]
     assert secateur.verify(model, Plan.random(graph, 0.5), images).difference < 1e-12
+
+
+def test_gaps_of_sums_are_those_of_each_tensor() -> None:
+    """Also of what is infinite or no number, and where rounding moves as far."""
+    generator = torch.Generator().manual_seed(0)
+    ours = [torch.randn(2, generator=generator, dtype=torch.float64) for _ in range(40)]
+    theirs = [t + 1e-9 * torch.randn(2, generator=generator, dtype=torch.float64) for t in ours]
+    theirs[3], theirs[4] = ours[3].clone(), ours[4].clone()
+    for place, (a, b) in enumerate(((math.nan, 1.0), (1.0, math.nan), (math.nan, math.nan), (math.inf, 1.0))):
+        ours[10 + place][0], theirs[10 + place][0] = a, b
+    ours[20][:] = theirs[20][:] = 0.0
+    theirs[20][1] = 1.0
+    nudged = [[t + 1e-9 * torch.rand(2, generator=generator, dtype=torch.float64) for t in ours[:n]] for n in (40, 25)]
+    for others in ([], nudged, [[]]):
+        expected = gaps_between(ours, theirs, nudged=others)
+        assert expected
+        assert len(expected) < 40
+        assert gaps_of_sums(ours, theirs, others) == expected
+    assert gaps_of_sums([], [], []) == []

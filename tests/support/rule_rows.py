@@ -25,6 +25,7 @@ MIRRORED = rows(range(4), range(7, 3, -1))
 
 # Why channels are frozen.
 MIXES = Kind.MIXES
+IN_NORM = Kind.IN_NORM
 ADDRESSED = Kind.INDEXED
 PARTED = Kind.FIXED_PARTS
 NO_RULE = Kind.UNSUPPORTED

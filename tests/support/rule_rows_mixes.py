@@ -9,6 +9,7 @@ from rule_rows import (
     ADDRESSED,
     EIGHT,
     FIXED,
+    IN_NORM,
     MIXES,
     PAIRS,
     TIED,
@@ -258,4 +259,27 @@ ATTENTIONS = [
         parts={"tokens": parameter(1, 1, 6, 5)}, note="mask"),
 ]  # fmt: skip
 
-ROWS = [*NORMS, *ALONGS, *REDUCTIONS, *SPACE, *ATTENTIONS]
+
+def _directions(*shape: int) -> dict[str, Any]:
+    return {"v": parameter(8, 8, *shape), "g": parameter(8, 1, *shape)}
+
+
+OUTER = Expected([{"g": EIGHT}], {"first": IN_NORM}, inexact=True)
+WEIGHTS = [
+    Row("_weight_norm_interface", lambda m, x: F.conv2d(x, torch._weight_norm(m.v, m.g, 0)), OUTER,
+        parts=_directions(1, 1)),
+    Row("_weight_norm_interface", lambda m, x: F.conv_transpose2d(x, torch._weight_norm(m.v, m.g, 0)),
+        parts=_directions(1, 1), note="transposed"),
+    Row("_weight_norm_interface", channels_last(lambda m, x: F.linear(x, torch._weight_norm(m.v, m.g.mT, 1))),
+        parts=_directions(), note="last axis"),
+    Row("_weight_norm_interface", lambda m, x: F.conv2d(x, torch._weight_norm(m.v, m.g.new_ones(8, 1, 1, 1), 0)),
+        frozen(IN_NORM), parts=_directions(1, 1), note="constants"),
+    Row("renorm", lambda m, x: F.conv2d(x, m.v.renorm(2, 0, 1.0)), Expected(
+        [{"v": EIGHT}], {"first": IN_NORM}, inexact=True), parts=_directions(1, 1)),
+    Row("renorm", lambda m, x: F.conv_transpose2d(x, m.v.renorm(2, 0, 1.0)), parts=_directions(1, 1),
+        note="transposed"),
+    Row("renorm", lambda m, x: x.renorm(2, 1, 1.0), note="data"),
+    Row("renorm", lambda m, x: x.renorm(2, 0, 1.0), inexact(MIXES), note="channels"),
+]  # fmt: skip
+
+ROWS = [*WEIGHTS, *NORMS, *ALONGS, *REDUCTIONS, *SPACE, *ATTENTIONS]

@@ -60,10 +60,9 @@ class BlockCut:
         stay = tuple(f"{self.block}.{link.name}." for link in self.left if link.activation is None and not link.copied)
         return f"{module}.".startswith(f"{self.block}.") and not f"{module}.".startswith(stay)
 
-    def check(self, model: nn.Module, tensors: Iterable[str]) -> None:
-        """Raise if this is not a block of the model."""
+    def check(self, modules: Mapping[str, nn.Module], tensors: Iterable[str]) -> None:
+        """Raise if this is not a block of the model with these modules and tensors."""
         what = f"the plan is of another network: block {self.block!r:.80}"
-        modules = dict(model.named_modules())
         block = modules.get(self.block) if self.block else None
         if block is None:
             raise InvalidSetting(f"{what} is missing")

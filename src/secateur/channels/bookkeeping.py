@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 def sizes_of(module: nn.Module) -> dict[str, Any]:
     """The attributes of a torch layer, or one derived from it, that follow from the shapes of its tensors."""
-    weight = module._parameters.get("weight")  # a parametrised weight is computed when read, with side effects
+    weight = _weight_of(module)
     match module:
         case nn.RNNBase():
             return _recurrent_sizes(module)
@@ -38,6 +38,16 @@ def sizes_of(module: nn.Module) -> dict[str, Any]:
             return {"num_embeddings": weight.shape[0], "embedding_dim": weight.shape[1]}
         case _:
             return {}
+
+
+def _weight_of(module: nn.Module) -> Tensor | None:
+    """The weight, or the parameter of its shape that weight norm or another parametrisation computes it from."""
+    # A computed weight is not read: that would run the computation.
+    if isinstance(weight := module._parameters.get("weight", module._parameters.get("weight_v")), Tensor):
+        return weight
+    made = getattr(module, "parametrizations", {})
+    held = made["weight"]._parameters if "weight" in made else {}
+    return held.get("original1", held.get("original"))
 
 
 def _recurrent_sizes(module: nn.RNNBase) -> dict[str, Any]:

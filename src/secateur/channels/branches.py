@@ -301,10 +301,9 @@ def find_branches(
 
 def as_branches(graph: ChannelGraph, found: Iterable[Found]) -> tuple[Branch, ...]:
     """The branches of a graph; where either addend of a sum may go, the one with more multiply-adds."""
-    whole = graph.all_kept()
     chosen: dict[str, tuple[int, Found]] = {}
     for each in found:
-        macs = sum(graph.layers[row].value(whole) for row in each.rows)
+        macs = sum(graph.layers[row].whole for row in each.rows)
         if macs > chosen.get(each.cut.block, (-1, each))[0]:
             chosen[each.cut.block] = macs, each
     branches = []
@@ -315,7 +314,9 @@ def as_branches(graph: ChannelGraph, found: Iterable[Found]) -> tuple[Branch, ..
         branch = Branch(block, each.cut, addend, each.rows, tuple(groups))
         own = graph.within(branch)
         # Gates whose channels all stay within the branch are not on its addend.
-        sites = {site.module for site in graph.sites if not is_kept(site.channels, own).all()}
+        sites = {
+            site.module for site in graph.sites if site.module in each.ends and not is_kept(site.channels, own).all()
+        }
         gate = next((module for module in reversed(each.ends) if module in sites), None)
         branches.append(replace(branch, gate=gate))
     return tuple(branches)

@@ -135,6 +135,8 @@ def _copied(value: Any, memo: dict[Any, Any]) -> Any:
     elif kind is dict and all(type(key) is str for key in value):
         new = memo[id(value)] = {}
         new.update((key, _copied(entry, memo)) for key, entry in value.items())
+    elif kind is nn.Parameter:
+        new = value.__deepcopy__(memo)  # what copy.deepcopy does in the end
     elif kind is Tensor and _is_bare(value):
         new = memo[id(value)] = _copied_tensor(value, memo)
     elif isinstance(value, nn.Module) and _is_plain(type(value)):

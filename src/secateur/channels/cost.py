@@ -33,6 +33,11 @@ class CostRow:
     channels: tuple[Tensor | None, ...]
     """For each axis the channel number at each index, -1 where it always stays; None for an axis that never changes."""
 
+    @property
+    def whole(self) -> int:
+        """The value when nothing is removed."""
+        return self.volume * prod(self.sizes)
+
     def remaining(self, keep: Tensor) -> list[int]:
         """The sizes of the axes when only these channels are kept."""
         return [

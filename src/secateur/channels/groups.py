@@ -215,11 +215,11 @@ class ChannelGraph:
 
     @cached_property
     def macs(self) -> int:
-        return self.count_macs(self.all_kept())
+        return sum(row.whole for row in self.layers)
 
     @cached_property
     def params(self) -> int:
-        return self.count_params(self.all_kept())
+        return sum(row.whole for row in self.sizes)
 
     def cost(self, keep: Tensor | None = None, without: Iterable[str] = ()) -> Cost:
         """MACs and parameters when only the channels of this boolean mask are kept.

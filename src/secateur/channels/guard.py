@@ -141,6 +141,28 @@ def _compiled_as_written() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
+def modules_of(model: nn.Module) -> dict[str, nn.Module]:
+    """What `named_modules` gives, in a fraction of the time."""
+    found, seen = dict[str, nn.Module](), set[int]()
+
+    def visit(path: str, module: nn.Module) -> None:
+        if id(module) in seen:
+            return
+        if type(module).named_modules is not nn.Module.named_modules:
+            own = [(name, each) for name, each in module.named_modules(prefix=path) if id(each) not in seen]
+            seen.update(id(each) for _, each in own)
+            found.update(own)
+            return
+        seen.add(id(module))
+        found[path] = module
+        for name, child in module._modules.items():
+            if child is not None:
+                visit(f"{path}.{name}" if path else name, child)
+
+    visit("", model)
+    return found
+
+
 @contextmanager
 def as_written(model: nn.Module) -> Iterator[None]:
     """Run compiled code as written, and attention operator by operator, so that both can be watched.
@@ -151,7 +173,7 @@ def as_written(model: nn.Module) -> Iterator[None]:
     devices = sorted({t.device.index for t in tensors if t.device.type == "cuda" and t.device.index is not None})
     fused = torch.backends.mha.get_fastpath_enabled()
     with preserved(devices), _compiled_as_written():
-        for module in model.modules():
+        for module in modules_of(model).values():
             vars(module).pop("_compiled_call_impl", None)
         torch.backends.mha.set_fastpath_enabled(False)
         try:
@@ -166,7 +188,7 @@ def undisturbed(model: nn.Module, values: bool = True) -> Iterator[None]:
 
     values: whether the values of tensors are restored too.
     """
-    modules = list(model.modules())
+    modules = list(modules_of(model).values())
     attributes = [vars(module).copy() for module in modules]
     held = [value for saved in attributes for value in saved.values() if type(value) in CONTAINERS]
     contents, empty = [(value, type(value)(value)) for value in held if value], [value for value in held if not value]

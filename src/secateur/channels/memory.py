@@ -32,6 +32,8 @@ class Memory:
         if self._spread(tensor, after, relatives):
             return
         filled = any(_is_filled(t, self.watch.state(t)) for t in [tensor, *relatives])
+        if before is not None and not filled and self._wake(tensor, before, after, relatives):
+            return
         if before is None or filled or not same_axes(before.axes, after.axes):
             self.forget([tensor, *relatives], [after] if before is None else [before, after])
 
@@ -57,6 +59,37 @@ class Memory:
                     axis = with_alive(axis, is_alive(axis) | is_alive(known))
                 axes[place] = axis
             self.watch.put(other, State(axes, made=after.made | state.made, bare=after.bare | state.bare))
+        return True
+
+    def _wake(self, part: Tensor, before: State, after: State, relatives: list[Tensor]) -> bool:
+        """An operator that works element by element has changed a part: the others have its non-zero elements too.
+
+        As the gates of an LSTM, which are parts of one matrix product.
+        """
+        carried = [dim for dim, axis in enumerate(after.axes) if isinstance(axis, Tensor)]
+        if len(carried) != 1 or after.weights or not same_axes(_labels(before.axes), _labels(after.axes)):
+            return False
+        (dim,) = carried
+        codes, changed = after.axes[dim], list[tuple[Tensor, State]]()
+        assert isinstance(codes, Tensor)
+        for other in relatives:
+            state, shift = self.watch.state(other), _shift(other, part, dim)
+            if state is None or state.weights or shift is None:
+                return False
+            axis = state.axes[dim]
+            if [d for d, each in enumerate(state.axes) if isinstance(each, Tensor)] != carried:
+                return False
+            assert isinstance(axis, Tensor)
+            alive = is_alive(axis)
+            first, last = max(0, shift), min(axis.numel(), shift + codes.numel())
+            if first < last:
+                alive = alive.clone()
+                alive[first:last] |= is_alive(codes)[first - shift : last - shift]
+            axes = [*state.axes[:dim], with_alive(axis, alive), *state.axes[dim + 1 :]]
+            bare = frozenset() if bool(alive.all()) else state.bare
+            changed.append((other, State(axes, made=after.made | state.made, bare=bare)))
+        for other, state in changed:
+            self.watch.put(other, state)
         return True
 
     def _places(self, whole: Tensor, state: State | None, part: Tensor, carried: list[int]) -> list[int] | None:
@@ -114,6 +147,30 @@ def _is_filled(tensor: Tensor, state: State | None) -> bool:
     if state is None:
         return False
     return state.zero or any(n > 1 and axis is UNIFORM for n, axis in zip(tensor.shape, state.axes, strict=True))
+
+
+def _labels(axes: list[Axis]) -> list[Axis]:
+    return [axis >> 1 if isinstance(axis, Tensor) else axis for axis in axes]
+
+
+def _shift(whole: Tensor, part: Tensor, dim: int) -> int | None:
+    """By how many indices a part begins after another view of the memory, along the only axis in which they differ.
+
+    None where that is not clear.
+    """
+    if whole.dim() != part.dim() or whole.dtype != part.dtype or part.stride(dim) == 0:
+        return None
+    others = [d for d in range(part.dim()) if d != dim and part.shape[d] > 1]
+    alike = all(whole.shape[d] == part.shape[d] for d in range(part.dim()) if d != dim)
+    if not alike or any(whole.stride(d) != part.stride(d) for d in (dim, *others)):
+        return None
+    step = part.stride(dim)
+    shift, rest = divmod(int(part.storage_offset() - whole.storage_offset()), step)
+    # No other axis may reach the same memory: its steps are larger than all that is compared, or all of them smaller.
+    most = step * max(abs(shift - whole.shape[dim] + 1), abs(shift + part.shape[dim] - 1))
+    smaller = sum((part.shape[d] - 1) * part.stride(d) for d in others if part.stride(d) < step)
+    larger = all(part.stride(d) > most for d in others if part.stride(d) >= step)
+    return shift if rest == 0 and smaller < step and larger else None
 
 
 def same_axes(left: list[Axis], right: list[Axis]) -> bool:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.channels.amounts import Amounts, equal_widths, leaves_one, other_ways, parted, unequal_amounts
+from secateur.channels.example import Calls
 from secateur.channels.groups import Branch, ChannelGraph, ChannelGroup
 from secateur.channels.guard import collecting_later, explain
 from secateur.channels.plan import Plan
@@ -134,16 +135,24 @@ class Probe:
             return {branch.name: SHARED for branch in self.graph.branches}
         found: dict[str, Reason] = {}
         for branches in _apart(self.graph.branches):
+            # Those without which it does not run are found without the arithmetic.
+            for ask in (self._runs_without, self._goes_without):
 
-            def attempt(some: Sequence[Branch]) -> Failure | None:
-                names = frozenset(branch.name for branch in some)
-                return self._goes_without(Plan(self.graph, self.graph.all_kept(), names))
+                def attempt(some: Sequence[Branch], ask: Callable[[Plan], Failure | None] = ask) -> Failure | None:
+                    names = frozenset(branch.name for branch in some)
+                    return ask(Plan(self.graph, self.graph.all_kept(), names))
 
-            while branches and (failure := attempt(branches)) is not None:
-                self.say(f"probing: {counted(len(branches), 'branch', 'branches')}")
-                found |= _bisect(branches, attempt) or {branch.name: failure.reason for branch in branches}
-                branches = [branch for branch in branches if branch.name not in found]
+                while branches and (failure := attempt(branches)) is not None:
+                    self.say(f"probing: {counted(len(branches), 'branch', 'branches')}")
+                    found |= _bisect(branches, attempt) or {branch.name: failure.reason for branch in branches}
+                    branches = [branch for branch in branches if branch.name not in found]
         return found
+
+    @remembered
+    @collecting_later()
+    def _runs_without(self, plan: Plan) -> Failure | None:
+        """Why the network does not run without some branches, as far as that is certain without the arithmetic."""
+        return self._tries(plan)[1]
 
     @remembered
     @collecting_later()
@@ -151,7 +160,7 @@ class Probe:
         """Whether the network without some branches computes what it does with zeros for their parameters."""
         if self.subject.is_meta:
             return self.runs(plan)
-        _, failure = self._tries(plan)
+        failure = self._runs_without(plan)
         if failure is not None:
             return failure
         smaller = self.subject.smaller_calls
@@ -172,7 +181,7 @@ class Probe:
             return None
         unequal = unequal_amounts(self._groups)
         ways = [unequal[0], *([unequal[-1]] if leaves_one(groups, unequal[0]) else [])]
-        attempts = [self.runs] if self.subject.is_meta else [self.runs, self.roughly_agrees]
+        attempts = [self.runs] if self.subject.is_meta else [self.runs, self._roughly_works]
         plans = [self._plan(groups, amounts) for amounts in ways]
         return next((failure for plan in plans for attempt in attempts if (failure := attempt(plan))), None)
 
@@ -243,14 +252,28 @@ class Probe:
 
     @remembered
     @collecting_later()
+    def _roughly_works(self, plan: Plan) -> Failure | None:
+        """The same, only up to the first mode in which it does not agree."""
+        if self.subject.agrees_on_smaller(plan, torch.float32):
+            return None
+        for mode, examples in self.subject.calls.items():
+            calls = {mode: examples}
+            if self._compare(plan, torch.float32, 0, calls) and (failure := self._compare(plan, calls=calls)):
+                return failure
+        return None
+
+    @remembered
+    @collecting_later()
     def agrees(self, plan: Plan) -> Failure | None:
         """Whether the shrunk network computes what the masked one does."""
         return None if self.subject.agrees_on_smaller(plan, precision_for(self.graph)) else self._compare(plan)
 
-    def _compare(self, plan: Plan, precision: torch.dtype | None = None, nudges: int = NUDGES) -> Failure | None:
-        precision = precision or precision_for(self.graph)
+    def _compare(
+        self, plan: Plan, precision: torch.dtype | None = None, nudges: int = NUDGES, calls: Calls | None = None
+    ) -> Failure | None:
+        precision, calls = precision or precision_for(self.graph), calls or self.subject.calls
         try:
-            result = compare(self.subject.perturbed, plan, self.subject.calls, precision=precision, nudges=nudges)
+            result = compare(self.subject.perturbed, plan, calls, precision=precision, nudges=nudges)
         except Exception as error:
             return Failure(Reason(Kind.FIXED_SIZE, explain(error)), _running(error))
         if plan.exact and not result.agrees:

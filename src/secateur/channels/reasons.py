@@ -18,6 +18,10 @@ class Kind(Enum):
     UNKNOWN_OPERATOR = "operator {} has no rule"
     UNSUPPORTED = "is used by {} in a way that has no rule"
     MIXES = "passes {}, which combines channels"
+    IN_NORM = (
+        "is part of a norm that {} takes of a weight: remove that first, with remove_weight_norm or "
+        "remove_parametrizations"
+    )
     INDEXED = "is addressed by position in {}"
     MERGED = "is merged with another axis of channels"
     FIXED_TENSOR = "meets a tensor of fixed size in {}"

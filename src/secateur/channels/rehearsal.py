@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from secateur.channels.example import Example, tensors_within
-from secateur.channels.guard import as_written, undisturbed
+from secateur.channels.guard import as_written, modules_of, undisturbed
 from secateur.channels.shapes import (
     PRODUCTS,
     EagerMode,
@@ -23,6 +24,7 @@ from secateur.channels.shapes import (
     shape_only,
     skipped,
 )
+from secateur.channels.whole_layers import NORMS, OPTIONS, as_one_step
 from secateur.randomness import seed_all
 
 CHOICES = ("topk", "sort", "argmax", "argmin", "torchvision::nms")
@@ -123,6 +125,25 @@ class Record(EagerMode):
         self._note(name, func, args, kwargs, out, product)
         return out
 
+    def convolve(self, module: Any, data: Tensor, forward: Callable[..., Tensor]) -> Tensor:
+        """Run a layer for `as_one_step`."""
+        out = self._convolution(module, data, forward)
+        self._note("convolution", None, _arguments(module, data), {}, out, None)
+        return out
+
+    def _convolution(self, module: Any, data: Tensor, forward: Callable[..., Tensor]) -> Tensor:
+        return forward(data)
+
+    def pass_through(self, module: Any, data: Tensor, forward: Callable[..., Tensor]) -> Tensor:
+        """Run a layer for `as_one_step`."""
+        out = self._activation_or_norm(module, data, forward)
+        self.operators.append((type(module).__name__, *(getattr(module, name) for name in OPTIONS[type(module)])))
+        self.shapes.append([out.shape])
+        return out
+
+    def _activation_or_norm(self, module: Any, data: Tensor, forward: Callable[..., Tensor]) -> Tensor:
+        return forward(data)
+
     def _operate(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
 
@@ -137,11 +158,11 @@ class Record(EagerMode):
     def _note_values(
         self, name: str, func: Any, args: tuple[Any, ...], values: list[Any], out: Any, product: Tensor | None
     ) -> None:
-        if name in CHOICES or (gives_any_shape(func) and (name != "index" or has_mask(args[1]))):
+        if name in PRODUCTS:
+            self.steps.append(Product(SHIFTED.get(name, name), _sums(out if product is None else product)))
+        elif name in CHOICES or (gives_any_shape(func) and (name != "index" or has_mask(args[1]))):
             picked = tuple(t for t in tensors_within((args, out)) if not t.is_floating_point())
             self.steps.append(Choice(_sums(args[0]), args[0].shape, picked))
-        elif name in PRODUCTS:
-            self.steps.append(Product(SHIFTED.get(name, name), _sums(out if product is None else product)))
 
     def _take_chance_out(self, name: str, out: Any, args: tuple[Any, ...]) -> None:
         if name in MEANS:
@@ -180,9 +201,36 @@ class ShapesOnly(Record):
             self.doubtful |= not by_shape or (func._schema.is_mutable and _repeats(args[0]))
             raise
 
+    def _convolution(self, module: Any, data: Tensor, forward: Callable[..., Tensor]) -> Tensor:
+        plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+        plain = plain and "_conv_forward" not in vars(module)
+        fits = plain and data.dim() == module.weight.dim() and data.dtype == module.weight.dtype
+        result = shape_only("convolution", _arguments(module, data)) if fits else None
+        if result is None:
+            raise ValueError("this has to run operator by operator")
+        return result
+
+    def _activation_or_norm(self, module: Any, data: Tensor, forward: Callable[..., Tensor]) -> Tensor:
+        held = (data, *module._parameters.values(), *module._buffers.values())
+        self.addresses |= {tensor.data_ptr() for tensor in held if tensor is not None}
+        if self.bare and getattr(module, "inplace", False):
+            return data
+        if self.bare and isinstance(module, NORMS):
+            vectors = module.weight, module.bias, module.running_mean, module.running_var
+            training = module.training or module.running_mean is None
+            result = skipped("native_batch_norm", (data, *vectors, training, 0.0, 0.0))
+            return forward(data) if result is None else result[0]
+        return forward(data)
+
     def _note_values(self, name: str, func: Any, args: Any, values: list[Any], out: Any, product: Any) -> None:
         given = (value for value in values if isinstance(value, Tensor))
         self.addresses |= {tensor.data_ptr() for tensor in given if tensor.layout is torch.strided and tensor.numel()}
+
+
+def _arguments(module: Any, data: Tensor) -> tuple[Any, ...]:
+    """What a convolution gives to its operator."""
+    options = module.stride, module.padding, module.dilation, module.transposed, module.output_padding, module.groups
+    return data, module.weight, module.bias, *options
 
 
 def _flat(values: tuple[Any, ...]) -> list[Any]:
@@ -210,6 +258,11 @@ def real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
+@cache
+def _drops(kind: type[nn.Module]) -> bool:
+    return "drop" in kind.__name__.lower() or kind.__name__ == "StochasticDepth"
+
+
 @torch.no_grad()
 def run(
     model: nn.Module,
@@ -226,11 +279,10 @@ def run(
     last: the model is of no use after that, and nothing of it is restored.
     """
     record = record or Record()
-    with as_written(model) if last else undisturbed(model, values), record:
+    with as_written(model) if last else undisturbed(model, values), as_one_step(record), record:
         model.train(mode == "train")
-        for module in model.modules():
-            named = "drop" in type(module).__name__.lower() or type(module).__name__ == "StochasticDepth"
-            if named and not any(module.children()):
+        for module in modules_of(model).values():
+            if _drops(type(module)) and not any(module.children()):
                 module.eval()
         seed_all(0)
         output = example.copied()(model)

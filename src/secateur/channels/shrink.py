@@ -15,7 +15,7 @@ from secateur.channels.copies import copy_model as copy_model
 from secateur.channels.copies import copy_with
 from secateur.channels.cuts import Cuts
 from secateur.channels.groups import ChannelGraph
-from secateur.channels.guard import check_module
+from secateur.channels.guard import STATISTICS, check_module, modules_of
 from secateur.channels.plan import Plan
 from secateur.channels.shapes import memory_format
 from secateur.errors import InvalidSetting
@@ -58,6 +58,8 @@ def hollow(model: nn.Module, plan: Plan | None = None) -> nn.Module:
         elif indices is not None:
             whole = not tensor.is_floating_point()
             contents.append((tensor, cut(tensor.data, tensor.shape, indices) if whole else tensor.new_zeros(shape)))
+        elif tensor.is_floating_point() and (isinstance(tensor, nn.Parameter) or name.endswith(STATISTICS)):
+            contents.append((tensor, tensor.new_zeros(shape)))
     return _resized(model, contents, cuts)
 
 
@@ -100,7 +102,7 @@ def cut_(model: nn.Module, cuts: Cuts, optimizer: torch.optim.Optimizer | None =
 
 
 def _check_sizes(model: nn.Module, cuts: Cuts) -> None:
-    modules = dict(model.named_modules()) if cuts.sizes else {}
+    modules = modules_of(model) if cuts.sizes else {}
     for size in cuts.sizes:
         if (found := size.read(modules.get(size.module))) != size.before:
             what = f"the plan is of another network: {size.module}.{size.attribute} has changed"
@@ -108,20 +110,21 @@ def _check_sizes(model: nn.Module, cuts: Cuts) -> None:
 
 
 def _check_blocks(model: nn.Module, cuts: Cuts) -> None:
-    tensors = tensors_of(model) if cuts.blocks else {}
+    modules, tensors = (modules_of(model), tensors_of(model)) if cuts.blocks else ({}, {})
     for block in cuts.blocks:
-        block.check(model, tensors)
+        block.check(modules, tensors)
 
 
 def _resize_(model: nn.Module, cuts: Cuts) -> nn.Module:
     """Replace the blocks that lose a branch, and set the numbers that modules keep about their channels."""
     for block in outermost_last(cuts.blocks):
         block.apply_(model)
-    modules = dict(model.named_modules())
+    modules = modules_of(model)
     for size in cuts.sizes:
         size.set_(modules[size.module])
     for module in modules.values():
-        refresh(module)
+        if module._parameters or module._buffers:
+            refresh(module)
     return model
 
 
@@ -158,10 +161,10 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     )
     if not plain:
         return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    modules = list(model.named_modules())  # once for both
+    modules = modules_of(model)
     found, seen = dict[str, Tensor](), set[int]()
     for held in ("_parameters", "_buffers"):
-        for path, module in modules:
+        for path, module in modules.items():
             for name, tensor in vars(module)[held].items():
                 if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))

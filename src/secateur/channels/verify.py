@@ -240,7 +240,7 @@ def _differences(
         alike = [each.outputs for each in tried if not _choose_otherwise(expected, each)]
         found = gaps_between(expected.outputs, got.outputs, 0.01 / tolerance, alike)
         led = [each.sums([n for n in _until_they_part(expected, each) if n in places]) for each in tried]
-        steps = gaps_between(ours, theirs, nudged=led) or []
+        steps = gaps_of_sums(ours, theirs, led)
         if not _may_be_rounding([*(found or []), *steps], tolerance) or (more := next(nudged, None)) is None:
             break
         tried.append(more)
@@ -378,3 +378,20 @@ def gaps_between(
             hides = ~differ & (size > hiding * size[differ].max())
             gaps.append(Gap(gap, gap / max(float(size[~hides].max()), 1e-30), moved))
     return gaps
+
+
+def gaps_of_sums(expected: Sequence[Tensor], got: Sequence[Tensor], nudged: Sequence[Sequence[Tensor]]) -> list[Gap]:
+    """The same for many sums of steps at once."""
+    if not expected:
+        return []
+    a, b = torch.stack([*expected]), torch.stack([*got])
+    differ = (a != b) & ~(a.isnan() & b.isnan())
+    gaps = torch.where(differ, (a - b).abs().nan_to_num(float("inf"), float("inf")), 0).amax(1)
+    moved = torch.zeros_like(gaps)
+    for c in (torch.stack([*each[: len(a)]]) for each in nudged if each):
+        apart = (a[: len(c)] - c).abs().nan_to_num(0, 0, 0).amax(1)
+        moved[: len(c)] = torch.maximum(moved[: len(c)], apart)
+    sizes = a.abs().nan_to_num(0, 0, 0).amax(1).clamp_min(1e-30)
+    large = differ.any(1) & (gaps > ROUNDING * moved)
+    columns = gaps[large].tolist(), (gaps / sizes)[large].tolist(), moved[large].tolist()
+    return [Gap(*values) for values in zip(*columns, strict=True)]

@@ -286,14 +286,14 @@ class Call:
             detail += f": {'x'.join(map(str, tensor.shape))}, made {made}"
         self.freeze(axis, Kind.FIXED_TENSOR, detail)
 
-    def mix(self, axis: Axis, detail: str | None = None) -> Axis:
+    def mix(self, axis: Axis, detail: str | None = None, kind: Kind = Kind.MIXES) -> Axis:
         """The operator combines the channels of this axis: freeze them, or carry them as inexact if allowed."""
         if not isinstance(axis, Tensor):
             return axis
         self.expose()
         if not self.inexact:
-            return self.lose(axis, Kind.MIXES, detail)
-        self._table.admit(axis, self._reason(Kind.MIXES, detail))
+            return self.lose(axis, kind, detail)
+        self._table.admit(axis, self._reason(kind, detail))
         return axis
 
     def wake(self, codes: Tensor) -> None:

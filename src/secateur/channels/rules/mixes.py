@@ -11,7 +11,7 @@ from math import prod
 
 from torch import Tensor
 
-from secateur.channels.labels import any_alive, is_alive, with_alive
+from secateur.channels.labels import Role, any_alive, is_alive, with_alive
 from secateur.channels.reasons import Kind
 from secateur.channels.rules.call import UNIFORM, Axis, Call, all_alive, positive
 from secateur.channels.rules.contractions import reduced, reduced_dims
@@ -270,3 +270,29 @@ def region(call: Call) -> None:
 def suppression(call: Call) -> None:
     for tensor in call.tensors:
         call.freeze_axes(tensor, Kind.INDEXED)
+
+
+@rule("_weight_norm_interface", "renorm")
+def weight_norm(call: Call) -> None:
+    """Every slice along one axis is scaled by its norm, which combines the other axes."""
+    limited = call.name == "renorm"
+    weight = call["self"] if limited else call["v"]
+    dim = positive(call["dim"], weight.dim())
+    axes = call.axes(weight)
+    kept = axes[dim]
+    kind = Kind.IN_NORM if call.is_weights(weight) else Kind.MIXES
+    for place, axis in enumerate(axes):
+        if place != dim:
+            call.mix(axis, "renorm" if limited else "weight norm", kind)
+    if not limited:
+        lengths = call.axes(call["g"])[dim]
+        if isinstance(kept, Tensor) and isinstance(lengths, Tensor):
+            # A direction of zeros has no norm: a channel is gone where the length alone is zero.
+            call.tie(lengths, kept)
+            call.mark(kept, Role.CONSUMES)
+            axes[dim] = lengths
+        else:
+            call.meet_fixed(kept)
+            call.meet_fixed(lengths)
+            axes[dim] = UNIFORM if weight.shape[dim] == 1 else None
+    call.put(call.outputs[0], axes)
