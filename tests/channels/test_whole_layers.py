@@ -1,5 +1,6 @@
 """Torch's own layers in recorded passes, which are noted as one step: with the same results as operator by operator."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from secateur.channels import rehearsal
+from secateur.channels import rehearsal, whole_layers
 from secateur.channels.example import Example
 from secateur.channels.rehearsal import Outcome, Record, ShapesOnly, run
 
@@ -109,3 +110,16 @@ def test_under_a_transform_and_autocast_layers_run_as_they_are() -> None:
     each, low = run(Each(), EXAMPLE, "eval", record).outputs
     assert (each.shape, low.shape) == ((2, 1, 4, 6, 6), (2, 4, 6, 6))
     assert len(record.operators) > 2
+
+
+@pytest.mark.parametrize("kind", [Record, ShapesOnly])
+def test_layers_in_other_threads_run_as_they_are(kind: type[Record]) -> None:
+    model, data = network().eval(), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        expected = model(data)
+    recorder = kind()
+    with whole_layers.as_one_step(recorder), ThreadPoolExecutor(1) as pool:
+        found = pool.submit(torch.no_grad()(model), data).result()
+    assert torch.equal(found, expected)
+    assert not recorder.steps
+    assert not recorder.operators

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 from typing import Any, Protocol
 
 import torch
@@ -32,7 +33,7 @@ class Recorder(Protocol):
 
 @contextmanager
 def as_one_step(recorder: Recorder) -> Iterator[None]:
-    """Let this run torch's own convolutions, batch norms and activations as a whole."""
+    """Let this run torch's own convolutions, batch norms and activations as a whole, in this thread alone."""
     own: dict[Any, Any] = {kind: kind.forward for kind in (*CONVOLUTIONS, *OPTIONS)}
     # Not those that somebody has replaced.
     own = {kind: forward for kind, forward in own.items() if forward.__module__.startswith("torch.nn.modules.")}
@@ -51,9 +52,11 @@ def as_one_step(recorder: Recorder) -> Iterator[None]:
 
 
 def _whole(kind: type[nn.Module], run: Callable[..., Tensor], forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    owner = get_ident()
+
     def whole(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Derived layers may do more; what raises is run again as it is, which notes where and why.
-        if type(self) is kind and len(args) == 1 and not kwargs and _is_plain(args[0]):
+        if type(self) is kind and len(args) == 1 and not kwargs and get_ident() == owner and _is_plain(args[0]):
             try:
                 with torch._C._DisableTorchDispatch():
                     return run(self, args[0], partial(forward, self))
