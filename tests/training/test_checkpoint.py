@@ -1,11 +1,15 @@
 """Runs on disk: what is written comes back."""
 
+import errno
 import json
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -209,3 +213,29 @@ def test_a_start_in_a_folder_that_another_process_has_just_taken_leaves_it_its_f
     with pytest.raises(RunInUse), as_it_was(folder), RunFolder(folder), RunFolder(folder):
         pass
     assert {path.name for path in folder.iterdir()} == {".lock", "events.jsonl"}
+
+
+def test_windows_locks_a_byte_behind_the_process_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for msvcrt, which fails as the real one does."""
+    taken: list[int] = []
+
+    def locking(handle: int, mode: int, count: int) -> None:
+        assert (mode, count) == (2, 1)
+        place = os.lseek(handle, 0, os.SEEK_CUR)
+        if place in taken:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        taken.append(place)
+
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(locking=locking, LK_NBLCK=2))
+    for name in ("pread", "pwrite"):
+        monkeypatch.delattr(os, name)
+    with RunFolder(tmp_path):
+        (place,) = taken
+        assert (tmp_path / ".lock").read_bytes() == str(os.getpid()).encode()
+        assert place > 20
+        with pytest.raises(RunInUse, match=f"process {os.getpid()}"):
+            RunFolder(tmp_path)
+    monkeypatch.delitem(sys.modules, "msvcrt")
+    with pytest.raises(InvalidSetting, match="file locks"):
+        RunFolder(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -25,6 +26,12 @@ from secateur.training.packed import DTYPES, FORMATS, Packed, unpack
 
 RUN = {"format": "secateur-run", "version": 1}
 CHECKPOINT = {"format": "secateur-checkpoint", "version": 1}
+TAKEN = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
+"""What systems answer if somebody else holds the lock."""
+LOCKED = 2**20
+"""The byte of the lock's file that is locked where a whole file cannot be."""
+BINARY = getattr(os, "O_BINARY", 0)
+"""Windows would change the ends of lines."""
 KEPT = 2  # checkpoints: the last, and the one before in case the last is damaged
 
 # What reading bytes that anybody may have changed can raise; safetensors and torch have their own ways to refuse.
@@ -43,10 +50,11 @@ class RunFolder:
         try:
             with self._named("open"):
                 self.path.mkdir(parents=True, exist_ok=True)
-                self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+                self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | BINARY, 0o666)
                 lock(self._lock, self.path)
                 self._owner = os.getpid()
-                self._events = os.open(self.path / "events.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+                flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | BINARY
+                self._events = os.open(self.path / "events.jsonl", flags, 0o666)
         except BaseException:
             self.close()
             raise
@@ -269,7 +277,7 @@ def read_checkpoint(folder: Path, events: int) -> tuple[dict[str, Any], int]:
     length = os.fstat(events).st_size
     if not 0 <= position <= length:
         raise ValueError(f"events.jsonl had {position} bytes then, and has only {length} now")
-    if position and os.pread(events, 1, position - 1) != b"\n":
+    if position and read_at(events, position - 1, 1) != b"\n":
         raise ValueError(f"events.jsonl had {position} bytes then, and no line ends there now")
     path = folder / "state.safetensors"
     if (size := path.stat().st_size) != field(body, "size", int):
@@ -322,16 +330,35 @@ def unseal(data: bytes) -> Any:
 def lock(handle: int, path: Path) -> None:
     """Take the lock and write the process id; the system releases the lock however the process ends."""
     try:
-        import fcntl
-    except ImportError:
-        remedy = "Use WSL, or run it from Python without a folder"
-        raise InvalidSetting(f"the run in {path} needs file locks, which this system lacks", remedy=remedy) from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(handle, 20, 0)
+        _take(handle, path)
+    except OSError as error:
+        if error.errno not in TAKEN:
+            raise
+        holder = read_at(handle, 0, 20)
         who = f"process {int(holder)}" if holder.isdigit() else "another process"
         remedy = "Wait until it ends, or choose another folder"
         raise RunInUse(f"the run in {path} is in use by {who}", remedy=remedy) from None
     os.ftruncate(handle, 0)
-    os.pwrite(handle, str(os.getpid()).encode(), 0)
+    os.lseek(handle, 0, os.SEEK_SET)
+    os.write(handle, str(os.getpid()).encode())
+
+
+def read_at(handle: int, place: int, count: int) -> bytes:
+    """So many bytes of an open file from there on; Windows has no os.pread."""
+    os.lseek(handle, place, os.SEEK_SET)
+    return os.read(handle, count)
+
+
+def _take(handle: int, path: Path) -> None:
+    """Lock an open file, or raise at once."""
+    with suppress(ImportError):
+        import fcntl
+
+        return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with suppress(ImportError):  # Windows, where others cannot read what is locked
+        import msvcrt
+
+        os.lseek(handle, LOCKED, os.SEEK_SET)
+        return msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # pyright: ignore[reportAttributeAccessIssue]
+    remedy = "Run it from Python without a folder"
+    raise InvalidSetting(f"the run in {path} needs file locks, which this system lacks", remedy=remedy)
