@@ -53,7 +53,8 @@ def summary(rows: list[Row], versions: dict[str, str]) -> str:
         late = [peer for peer in peers if peer["outcome"] == "out of time"]
         lines.append(
             f"- Torch-Pruning was tried on {len(peers)} of them: its result runs for {len(runs)}, fails or has other "
-            f"outputs for {len(peers) - len(runs) - len(late)}; {len(late)} ran out of time (40 s, start included)."
+            f"outputs for {len(peers) - len(runs) - len(late)}; {len(late)} ran out of time (40 s or 150 s, start "
+            "included)."
         )
     lines += ["", f"Packages: {', '.join(packages)}."]
     if failed:
