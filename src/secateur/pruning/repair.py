@@ -159,7 +159,7 @@ def repair_(
     keeps = _keeper(note)
     device = next(cut.parameters()).device
     inputs = [each.on(device) for each in inputs]
-    uses = find_uses(cut, first_images(inputs[0], 1))
+    uses = find_uses(cut, first_images(inputs[0], 2))  # code may squeeze the axis of a single one
     for name in sorted({name for name, weight in cut.named_parameters() if weight.dim() > 1} - set(uses)):
         keeps(name, "it is not the weight of a convolution or linear layer")
     for name, use in list(uses.items()):

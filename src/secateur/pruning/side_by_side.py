@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from secateur.channels.example import Example
-from secateur.channels.shrink import copy_model, tensors_of
+from secateur.channels.shrink import copy_model
 from secateur.modes import evaluating
 
 KINDS: dict[Any, str] = {
@@ -123,12 +123,17 @@ def find_uses(model: nn.Module, batch: Example) -> dict[str, Uses]:
     def note(layer: Layer) -> None:
         uses.setdefault(layer.name, Uses()).layers.append((layer.kind, layer.groups))
 
-    survey = _Survey(model, note, waits_after=False)
-    with evaluating(model), survey:
-        batch.copied()(model)
+    copied = _copy_of(model)
+    with evaluating(copied), _Survey(copied, note, waits_after=False) as survey:
+        batch.copied()(copied)
     for name in survey.others & set(uses):
         uses[name].others = True
     return uses
+
+
+def _copy_of(model: nn.Module) -> nn.Module:
+    """Modules and buffers of its own, since a forward pass may write to them, with the same parameters."""
+    return copy_model(model, {id(parameter): parameter for parameter in model.parameters()})
 
 
 class _Stopped(BaseException):
@@ -141,12 +146,7 @@ class _Runner(Thread):
     def __init__(self, model: nn.Module, batch: Example, waits_after: bool, passes: Container[str] = ()) -> None:
         super().__init__(daemon=True)
         self.passes = passes
-        # Modules of its own, since a network may keep something on them from one layer to another; the same tensors.
-        self.model, self.batch, self.waits_after = (
-            copy_model(model, {id(t): t for t in tensors_of(model).values()}),
-            batch,
-            waits_after,
-        )
+        self.model, self.batch, self.waits_after = _copy_of(model), batch, waits_after
         self.found: Queue[Layer | BaseException | None] = Queue()
         self.goes_on: Queue[bool] = Queue()
         self.start()
