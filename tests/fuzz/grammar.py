@@ -165,7 +165,10 @@ class Residual(nn.Module):
         middle = d.width
         self.conv1, self.norm1 = nn.Conv2d(channels, middle, 3, padding=1, bias=False), norm(d, middle)
         self.conv2, self.norm2 = nn.Conv2d(middle, channels, 1), norm(d, channels)
-        self.drop, self.act = (DropPath() if d.often() else nn.Identity()), activation(d, channels)
+        self.drop, self.act = nn.Identity(), activation(d, channels)
+        if d.often():
+            self.drop = DropPath()
+            d.flags.add("paths")
         self.scale = parameter(channels, 1, 1) if d.often() else None
         self.shortcut = layer(d, channels, channels) if d.often() else nn.Identity()
 
@@ -178,7 +181,6 @@ class Residual(nn.Module):
 
 @step
 def residual(d: Draw, x: Tensor, y: Tensor) -> nn.Module:
-    d.flags.add("noisy")
     blocks = [Residual(d, x.shape[1]) for _ in range(d.pick([1, 2, 3]))]
     if d.often():
         return Apply(lambda m, x, y: m.block(m.block(x)), block=blocks[0])

@@ -74,7 +74,7 @@ def gather(batches: Iterable[Any], example: Example, images: int) -> list[Exampl
         found = [*found, call] if joined is None else [*found[:-1], joined]
         if not left:
             break
-    if not found:
+    if not any(call.size for call in found):
         raise InvalidData("there are no images")
     return found
 
@@ -201,7 +201,8 @@ def repair_(
         fit.fit.agree_(average)
         weight = fit.weight(layer).to(layer.weight)
         if torch.equal(weight, layer.weight):
-            keeps(layer.name, "a fit is worse on the images held out")
+            finite = bool(fit.fit.own.isfinite().all() & fit.fit.cross.isfinite().all())
+            keeps(layer.name, "a fit is worse on the images held out" if finite else "its inputs are not finite")
             return
         layer.weight.copy_(weight)
         fitted.append(layer.name)

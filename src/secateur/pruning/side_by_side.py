@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -199,7 +200,7 @@ class _Stops(TorchFunctionMode):
             return func(*args, **kwargs)
         given = dict(zip(("input", "weight", *REST[kind]), args, strict=False)) | kwargs
         name = self.names.get(id(given["weight"]))
-        if name is None:
+        if name is None or is_functorch_wrapped_tensor(given["input"]):
             return func(*args, **kwargs)
         if not self.waits_after:
             self.stop(_layer(kind, name, given, None))
@@ -220,7 +221,10 @@ class _Survey(_Stops):
         result = super().__torch_function__(func, types, args, kwargs)
         read = {self.names[id(leaf)] for leaf in tree_leaves((args, kwargs)) if id(leaf) in self.names}
         if read and any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):  # and not only its shape
-            own = (kwargs or {}).get("weight", args[1] if len(args) > 1 else None) if func in KINDS else None
+            kwargs = kwargs or {}
+            own = kwargs.get("weight", args[1] if len(args) > 1 else None) if func in KINDS else None
+            if func in KINDS and is_functorch_wrapped_tensor(args[0] if args else kwargs["input"]):
+                own = None  # within vmap and the like, whose tensors nothing outside can read
             self.others |= read - {self.names.get(id(own), "")}
         return result
 
