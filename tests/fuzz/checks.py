@@ -67,6 +67,14 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     return state
 
 
+def assert_unchanged(model: nn.Module, before: dict[str, Any], what: str) -> None:
+    after = state_of(model)
+    changed = sorted((before.keys() ^ after.keys()) - {"random"})
+    changed += [key for key, value in before.items() if key in after and after[key] != value]
+    if changed:
+        raise Found(f"{what} {changed[:3]}")
+
+
 def outputs(model: nn.Module, example: Sequence[Tensor], mode: str) -> list[Tensor]:
     model.train(mode == "train")
     for module in model.modules():
@@ -181,10 +189,7 @@ def check(case: Case, probe: bool, parts: Collection[str], some: Collection[str]
         outcome.refused = str(error)
         return outcome
     finally:
-        changed = [key for key, value in state_of(network).items() if before.get(key, ...) != value]
-        gone = before.keys() - state_of(network).keys()
-        if changed or gone:
-            raise Found(f"analyze has changed {changed[:3]} {sorted(gone)[:3]}")
+        assert_unchanged(network, before, "analyze has changed")
     str(graph), graph.to_dict()
     outcome.channels, outcome.branches = graph.num_channels, len(graph.branches)
     for name, plan in plans(graph, case.seed, probe).items():
@@ -202,9 +207,8 @@ def check(case: Case, probe: bool, parts: Collection[str], some: Collection[str]
                 raise Found(f"parameters, {name}: {plan.cost.params}, in truth {params}")
     for name in parts if graph.num_channels else ():
         PARTS[name](case, graph, outcome)
-    after = state_of(network)
-    if changed := [key for key in {**before, **after} if key != "random" and before.get(key, ...) != after.get(key, ...)]:
-        raise Found(f"the model has changed: {changed[:3]}")
+    before.pop("random")
+    assert_unchanged(network, before, "what follows the analysis has changed")
     return outcome
 
 
