@@ -251,11 +251,17 @@ def check_gates(case: Case, graph: ChannelGraph, outcome: Outcome) -> None:
     except InvalidModel:
         return
     case.same(copy.deepcopy(case.precise), copy.deepcopy(gated), "gates are not the identity")
+    kept = Plan.random(graph, 0.4, case.seed).kept
+    for group in graph.groups:
+        if group.name in graph.ungated or gates.loose(group):
+            kept[group.span] = True
+    gates.mask_(kept)
+    case.same(masked_by(case.precise, Plan(graph, kept)), copy.deepcopy(gated), "masks of gates")
+    gates.mask_(graph.all_kept())
     secateur.merge_gates_(gated)
     case.same(copy.deepcopy(case.precise), gated, "merged gates are not the identity")
     if list(gated.state_dict()) != list(case.precise.state_dict()):
         raise Found("merging leaves other tensors")
-    del gates
     outcome.done.add("gates")
 
 
@@ -312,6 +318,7 @@ def record(model: nn.Module, names: Sequence[str], example: Sequence[Tensor]) ->
     model = copy.deepcopy(model).eval()
     found: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for name in names:
+
         def note(module: nn.Module, args: Any, output: Tensor, name: str = name) -> None:
             found.setdefault(name, []).append((args[0].detach().clone(), output.detach().clone()))
 
@@ -382,7 +389,7 @@ def check_program(case: Case, graph: ChannelGraph, outcome: Outcome) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.pt2"
         try:
-            difference = secateur.export(cut, path, case.example)
+            secateur.export(cut, path, case.example)
         except SecateurError:
             outcome.done.add("export refused")
             return

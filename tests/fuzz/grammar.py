@@ -193,8 +193,7 @@ def other_dimensions(d: Draw, x: Tensor, y: Tensor) -> nn.Module:
     if d.often():
         conv3 = nn.Conv3d(c, wide, (2, 3, 1), padding=(1, 1, 0), groups=dividing(2, c, wide))
         norm3 = norm(d, wide, nn.BatchNorm3d)
-        deep: Callable[..., Tensor] = lambda m, x, y: m.norm(m.conv(torch.stack([x, x * 2], 2))).amax(2)
-        return Apply(deep, conv=conv3, norm=norm3)
+        return Apply(lambda m, x, y: m.norm(m.conv(torch.stack([x, x * 2], 2))).amax(2), conv=conv3, norm=norm3)
     transposed = d.often()
     conv = nn.ConvTranspose1d(c, wide, 3) if transposed else nn.Conv1d(c, wide, 3, padding=2, dilation=2)
     functions: list[Callable[..., Tensor]] = [
@@ -299,7 +298,7 @@ def excited(d: Draw, x: Tensor, y: Tensor) -> nn.Module:
     functions: list[Callable[..., Tensor]] = [
         lambda m, x: x * m.b(F.relu(m.a(m.mean(x)))).sigmoid(),
         lambda m, x: x * (1 + m.b(F.relu(m.a(F.adaptive_max_pool2d(x, 1)))).tanh()),
-        lambda m, x: x * F.linear(F.linear(x.mean((2, 3)), m.a.weight.flatten(1)), m.b.weight.flatten(1))[..., None, None],
+        lambda m, x: x * (x.mean((2, 3)) @ m.a.weight.flatten(1).T @ m.b.weight.flatten(1).T)[..., None, None],
         lambda m, x: x + m.b(F.layer_norm(m.a(m.mean(x)), m.a(m.mean(x)).shape[1:])),
         lambda m, x: x * (m.b(m.a(m.mean(x))) + m.b(m.a(x.amax((2, 3), keepdim=True)))).sigmoid(),
         lambda m, x: x * torch.cat([x.mean(1, True), x.amax(1, True)], 1).mean(1, True).sigmoid(),
@@ -322,7 +321,7 @@ def moved(d: Draw, x: Tensor, y: Tensor) -> nn.Module:
         lambda m, x: F.fold(F.unfold(m.four(x), 3, padding=1), x.shape[2:], 3, padding=1),
         lambda m, x: F.unfold(x, 3, padding=1).unflatten(1, (x.shape[1], 9)).amax(2).view_as(x),
         lambda m, x: F.interpolate(F.max_pool2d(x, 2), x.shape[2:], mode="bilinear"),
-        lambda m, x: F.pad(x, (1, 1, 1, 1), mode="reflect")[:, :, ::-1 % 3 + 1, 2:],
+        lambda m, x: F.pad(x, (1, 1, 1, 1), mode="reflect")[:, :, :: -1 % 3 + 1, 2:],
         lambda m, x: F.pad(x, (1, 0, 1, 0), value=0.5),
         lambda m, x: torch.rot90(x, 1, (2, 3)) + x.transpose(2, 3),
         lambda m, x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False) - x,
@@ -361,8 +360,9 @@ def factors(d: Draw, x: Tensor, y: Tensor) -> nn.Module:
     function = d.pick(functions)
     mask = nn.Buffer(torch.zeros(c, 1, 1))
     return Apply(
-        lambda m, x, y: function(m, x), a=parameter(c, 1, 1), b=parameter(c, 1, 1), space=parameter(SIZE, SIZE), mask=mask
-    )
+        lambda m, x, y: function(m, x), a=parameter(c, 1, 1), b=parameter(c, 1, 1), mask=mask,
+        space=parameter(SIZE, SIZE),
+    )  # fmt: skip
 
 
 class Network(nn.Module):
@@ -399,7 +399,9 @@ class Network(nn.Module):
                 module = maker(d, x, y).double()
                 result = fitted(module.eval()(x.clone(), y.clone()))
                 module.train()(torch.cat([x, x.flip(-1)]), torch.cat([y, y.flip(-1)]))
-                assert result.dim() == 4 and result.shape[1] > 0 and result.is_floating_point()
+                assert result.dim() == 4
+                assert result.numel()
+                assert result.is_floating_point()
                 return module.eval(), result.double()
             except (RuntimeError, ValueError, AssertionError, IndexError):
                 continue

@@ -355,24 +355,25 @@ def tied(d: Draw, x: Tensor, y: Tensor) -> nn.Module:
     bias, line = nn.Parameter(torch.ones(wide)), nn.Linear(c, wide)
     both = nn.Conv2d(c, wide, 1)
     which = d.pick(range(6))
-    if which == 0:  # a convolution and a linear layer
+    if which == 0:
         line.weight = nn.Parameter(torch.ones(wide, c))
-        function: Callable[..., Tensor] = lambda m, x, y: (
-            F.conv2d(x, m.line.weight[:, :, None, None]) + m.line(x.mean((2, 3)))[..., None, None]
-        )
-    elif which == 1:  # the bias of two layers
+    elif which == 1:
         one.bias = both.bias = bias
-        function = lambda m, x, y: torch.cat([m.one(x), m.both(x).relu()], 1)
-    elif which == 2:  # the weight of two layers
+    elif which == 2:
         both.weight = one.weight
-        function = lambda m, x, y: m.two(m.one(x).relu()) + m.two(m.both(x).tanh())
-    elif which == 3:  # a norm after two layers
-        function = lambda m, x, y: m.norm(m.one(x)).relu() * m.norm(m.both(x)).sigmoid()
-    elif which == 4:  # an autoencoder
+    elif which == 4:
         two.weight = nn.Parameter(torch.ones(c, wide, 1, 1))
-        function = lambda m, x, y: m.two(F.conv2d(x, m.two.weight.transpose(0, 1)).relu())
-    else:  # recurrence
-        function = lambda m, x, y: m.two(m.one(m.two(m.one(x).relu()).relu()).relu()) + x
+    functions: list[Callable[..., Tensor]] = [
+        # a convolution and a linear layer, the bias of two layers, the weight of two layers
+        lambda m, x, y: F.conv2d(x, m.line.weight[..., None, None]) + m.line(x.mean((2, 3)))[..., None, None],
+        lambda m, x, y: torch.cat([m.one(x), m.both(x).relu()], 1),
+        lambda m, x, y: m.two(m.one(x).relu()) + m.two(m.both(x).tanh()),
+        # a norm after two layers, an autoencoder, recurrence
+        lambda m, x, y: m.norm(m.one(x)).relu() * m.norm(m.both(x)).sigmoid(),
+        lambda m, x, y: m.two(F.conv2d(x, m.two.weight.transpose(0, 1)).relu()),
+        lambda m, x, y: m.two(m.one(m.two(m.one(x).relu()).relu()).relu()) + x,
+    ]
+    function = functions[which]
     return Apply(function, one=one, two=two, both=both, line=line, norm=norm(d, wide))
 
 
@@ -406,8 +407,8 @@ def experts(d: Draw, x: Tensor, y: Tensor) -> nn.Module:
     kernels = nn.ParameterList([nn.Parameter(torch.ones(wide, c, 1, 1)) for _ in range(2)])
     groups = dividing(2, c)
     functions: list[Callable[..., Tensor]] = [
-        lambda m, x: sum(g[:, None, None, None] * conv(x) for g, conv in zip(m.gate(x).unbind(1), m.convs)),
-        lambda m, x: F.conv2d(x, sum(w * k for w, k in zip(m.gate(x).mean(0), m.kernels))),
+        lambda m, x: sum(g.view(-1, 1, 1, 1) * c(x) for g, c in zip(m.gate(x).unbind(1), m.convs, strict=True)),
+        lambda m, x: F.conv2d(x, sum(w * k for w, k in zip(m.gate(x).mean(0), m.kernels, strict=True))),
         lambda m, x: torch.cat([m.named[name](x) for name in sorted(m.named)], 1),
         lambda m, x: torch.stack([m.named["a"](x), m.named["b"](x)], 1).softmax(1).sum(1) * m.convs[0](x),
         lambda m, x: torch.cat([m.piece(p) for p in x.chunk(groups, 1)], 1),
@@ -416,6 +417,7 @@ def experts(d: Draw, x: Tensor, y: Tensor) -> nn.Module:
     ]
     function = d.pick(functions)
     return Apply(
-        lambda m, x, y: function(m, x), convs=convs, named=named, kernels=kernels, piece=nn.Conv2d(c // groups, wide, 1),
+        lambda m, x, y: function(m, x), convs=convs, named=named, kernels=kernels,
+        piece=nn.Conv2d(c // groups, wide, 1),
         gate=nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(c, 2), nn.Softmax(1)),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Numbers at the edge of what there is: each gives a finite network within its budget, or an error that says what to do."""
+"""Numbers at the edge: each gives a finite network within its budget, or an error that says what to do."""
 
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +43,7 @@ DEGENERATE: dict[str, Callable[[Net], object]] = {
     "a dead layer": lambda net: net.inner_norm.bias.fill_(-1e9),
     "filters of zeros": lambda net: (net.bare.weight.zero_(), net.bare.bias.zero_()),
     "filters that are all alike": lambda net: net.bare.weight.fill_(0.1),
-    "weights of zeros": lambda net: [parameter.zero_() for name, parameter in net.named_parameters() if "last" not in name],
+    "weights of zeros": lambda net: [each.zero_() for name, each in net.named_parameters() if "last" not in name],
 }
 
 
@@ -155,13 +155,13 @@ def test_a_norm_that_cannot_train_on_the_last_image_is_named(count: int) -> None
     images, labels = (torch.cat(parts) for parts in zip(*batches(2), strict=True))
     loader = DataLoader(TensorDataset(images[:count], labels[:count]), 16)
     net = Pooled().double()
-    with pytest.raises(InvalidData, match="the norm 'norm' cannot train on this batch.*drop_last"):
+    with pytest.raises(InvalidData, match=r"the norm 'norm' cannot train on this batch.*drop_last"):
         finished(quick(), net, graph_of(Pooled), classification(loader, batches(1)))
 
 
 def test_a_norm_without_an_eps_is_named() -> None:
     net = Pooled(eps=0.0).double()
-    with pytest.raises(InvalidData, match="the norm 'norm' cannot train.*Give it an eps above 0"):
+    with pytest.raises(InvalidData, match=r"the norm 'norm' cannot train.*Give it an eps above 0"):
         finished(quick(), net, graph_of(Pooled), classification(batches(), batches(1)))
 
 
