@@ -240,6 +240,19 @@ def test_layers_within_vmap_keep_their_plain_cut() -> None:
     assert error(repaired, model, data) < error(secateur.shrink(model, plan), model, data)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("factor", [0.0, 1e-30, 1e20, 1e38, torch.inf, torch.nan])
+@pytest.mark.parametrize("images", [1, 16])
+def test_images_of_any_size_leave_finite_weights(factor: float, images: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1)).to(dtype)
+    data = torch.randn(images, 3, 6, 6)
+    plan = Plan.random(secateur.analyze(model, data[:1].to(dtype)), 0.5)
+    for given in (factor * data, factor * data[:1].expand_as(data)):
+        repaired = repair(model, plan, given.to(dtype))
+        assert all(bool(tensor.isfinite().all()) for tensor in repaired.parameters())
+
+
 def test_inputs_that_are_not_finite_are_said() -> None:
     model, lines = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1)), list[str]()
     plan = Plan.random(secateur.analyze(model, torch.randn(2, 3, 6, 6)), 0.5)
