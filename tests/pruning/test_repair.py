@@ -248,8 +248,8 @@ def test_images_of_any_size_leave_finite_weights(factor: float, images: int, dty
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1)).to(dtype)
     data = torch.randn(images, 3, 6, 6)
     plan = Plan.random(secateur.analyze(model, data[:1].to(dtype)), 0.5)
-    for given in (factor * data, factor * data[:1].expand_as(data)):
-        repaired = repair(model, plan, given.to(dtype))
+    for batch in (factor * data, factor * data[:1].expand(images, -1, -1, -1)):
+        repaired = repair(model, plan, batch.to(dtype))
         assert all(bool(tensor.isfinite().all()) for tensor in repaired.parameters())
 
 
