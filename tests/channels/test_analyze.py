@@ -257,6 +257,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str | None]] = {
     "two devices": (changed(lambda m: m[3].to("meta")), "several devices", "Move it to one with model.to(device)"),
     "NaN": (changed(lambda m: m[3].weight.data.view(-1)[0].fill_(torch.nan)), "'3.weight'", None),
     "NaN in statistics": (changed(lambda m: m[1].running_var[0].fill_(torch.nan)), "'1.running_var'", None),
+    "no variance": (changed(lambda m: m[1].running_var[0].fill_(-1e-3)), "'1.running_var'", "Load sound weights"),
 }
 
 

@@ -405,3 +405,16 @@ def test_what_a_gate_multiplies_is_not_loose() -> None:
     for model in (Root(), Custom(hidden, stem=conv(3, 8), hidden=nn.Linear(8, 6), head=nn.Linear(6, 2))):
         gates = gate(model)
         assert not any(gates.loose(group) for group in gates.graph.groups)
+
+
+@pytest.mark.parametrize("inner", [5, 6])
+def test_a_bias_lies_along_one_axis_of_the_weight(inner: int) -> None:
+    """Of a convolution whose weight also leads back: the gates of what it leads back to leave its bias alone."""
+    model = Custom(
+        lambda m, x: m.last(F.conv_transpose2d(m.norm(m.code(m.first(x))).relu(), m.code.weight).relu()),
+        first=conv(3, inner),
+        code=conv(inner, 6),
+        norm=nn.BatchNorm2d(6),
+        last=conv(inner, 2),
+    )
+    check(model, {"first", "code", "norm"})

@@ -185,8 +185,79 @@ def test_batches_of_a_loader_and_the_model_as_it_was() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     few = repair(model, plan, loader, images=10)
     assert all(map(torch.equal, few.state_dict().values(), repair(model, plan, data[:10]).state_dict().values()))
-    with pytest.raises(InvalidData):
-        repair(model, plan, [])
+    for nothing in ([], [data[:0]]):
+        with pytest.raises(InvalidData):
+            repair(model, plan, nothing)
+
+
+class Remembers(nn.Module):
+    """Its forward pass writes to a buffer and an attribute, in evaluation mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 2, 1)
+        self.seen, self.calls = nn.Buffer(torch.zeros(8)), 0
+
+    def forward(self, data: Tensor) -> Tensor:
+        data = self.first(data)
+        self.seen.mul_(0.9).add_(0.1 * data.mean((0, 2, 3)))
+        self.calls += 1
+        return self.last((data - self.seen.view(-1, 1, 1)).relu())
+
+
+def test_what_a_forward_pass_writes_is_not_kept() -> None:
+    model, data = Remembers(), torch.randn(16, 3, 6, 6)
+    repaired = repair(model, Plan.random(secateur.analyze(model, data[:2]), 0.5), data)
+    for each in (model, repaired):
+        assert not each.seen.any()
+        assert not each.calls
+    assert not torch.equal(repaired.last.weight, model.last.weight[:, :4])
+
+
+def test_code_that_squeezes_the_axis_of_a_single_image() -> None:
+    class Squeezes(nn.Sequential):
+        def forward(self, data: Tensor) -> Tensor:
+            features = self[1](self[0](data).relu().mean((2, 3), keepdim=True)).squeeze()
+            return features.softmax(1)
+
+    model, data = Squeezes(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)), torch.randn(16, 3, 6, 6)
+    repaired = repair(model, Plan.random(secateur.analyze(model, data[:2]), 0.5), data)
+    assert repaired(data).shape == (16, 4)
+
+
+def test_layers_within_vmap_keep_their_plain_cut() -> None:
+    class Mapped(nn.Sequential):
+        def forward(self, data: Tensor) -> Tensor:
+            return self[2](torch.func.vmap(self[1])(self[0](data).relu()[:, None])[:, 0].relu())
+
+    torch.manual_seed(0)
+    model = Mapped(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 1), nn.Conv2d(6, 2, 1))
+    data, lines = torch.randn(16, 3, 6, 6), list[str]()
+    plan = Plan.random(secateur.analyze(model, data[:2]), 0.5)
+    repaired = repair(model, plan, data, note=lines.append)
+    assert [line for line in lines if line.startswith("1.weight keeps its plain cut")]
+    assert torch.equal(repaired[1].weight, secateur.shrink(model, plan)[1].weight)
+    assert error(repaired, model, data) < error(secateur.shrink(model, plan), model, data)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("factor", [0.0, 1e-30, 1e20, 1e38, torch.inf, torch.nan])
+@pytest.mark.parametrize("images", [1, 16])
+def test_images_of_any_size_leave_finite_weights(factor: float, images: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1)).to(dtype)
+    data = torch.randn(images, 3, 6, 6)
+    plan = Plan.random(secateur.analyze(model, data[:1].to(dtype)), 0.5)
+    for batch in (factor * data, factor * data[:1].expand(images, -1, -1, -1)):
+        repaired = repair(model, plan, batch.to(dtype))
+        assert all(bool(tensor.isfinite().all()) for tensor in repaired.parameters())
+
+
+def test_inputs_that_are_not_finite_are_said() -> None:
+    model, lines = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1)), list[str]()
+    plan = Plan.random(secateur.analyze(model, torch.randn(2, 3, 6, 6)), 0.5)
+    repair(model, plan, torch.full((8, 3, 6, 6), torch.nan), note=lines.append)
+    assert "2.weight keeps its plain cut: its inputs are not finite" in lines
 
 
 def test_what_is_not_fitted_is_named() -> None:
@@ -357,6 +428,7 @@ def test_the_moments_of_several_processes_are_averaged() -> None:
 
 @pytest.mark.parametrize("last", [nn.Conv2d(12, 8, 3, groups=2), nn.ConvTranspose2d(12, 8, 2, stride=2, groups=2)])
 def test_a_network_that_was_cut_before_is_repaired_as_one_that_was_made_so(last: nn.Module) -> None:
+    torch.manual_seed(0)
     model = chain(nn.Conv2d(8, 12, 3), nn.ReLU(), copy.deepcopy(last), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4))
     data = torch.randn(24, 3, 8, 8, dtype=torch.float64)
     model(data[:1])

@@ -294,6 +294,26 @@ def test_an_input_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
     assert str(caught.value.got).startswith("RuntimeError: ")
 
 
+class Counts(nn.Module):
+    """Its forward pass writes to a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.calls = nn.Conv2d(3, 2, 1), nn.Buffer(torch.zeros(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return self.conv(images) * self.calls
+
+
+def test_what_a_forward_pass_writes_is_not_exported(tmp_path: Path) -> None:
+    model, images = Counts().eval(), torch.randn(2, 3, 4, 4)
+    secateur.export(model, tmp_path / "net.pt2", images)
+    assert not model.calls
+    program = torch.export.load(tmp_path / "net.pt2").module()
+    torch.testing.assert_close(program(images), model(images))
+
+
 def test_a_network_that_cannot_be_exported_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel) as caught:
         export_program(Chooser(), torch.randn(1, 3), tmp_path / "network.pt2")

@@ -23,7 +23,7 @@ def randomize_(model: nn.Module, seed: int = 0) -> nn.Module:
         if name.endswith("running_var"):
             values = 0.5 + uniform
         elif tensor.dim() > 1:
-            values = (2 * uniform - 1) * (3 / max(1, tensor[0].numel())) ** 0.5
+            values = (2 * uniform - 1) * (3 / max(1, tensor.numel() // max(1, len(tensor)))) ** 0.5
         else:
             values = (0.3 + uniform) * torch.where(torch.rand(tensor.shape, generator=generator) < 0.5, -1.0, 1.0)
         tensor.data = values.double()

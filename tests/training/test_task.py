@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from secateur import Task, classification, segmentation
-from secateur.errors import InvalidData
+from secateur.errors import InvalidData, InvalidSetting
 from secateur.training.batches import count
 from secateur.training.entries import pair
 
@@ -53,6 +53,12 @@ def test_label_smoothing() -> None:
     loss = classification([], label_smoothing=0.1).loss(Fixed(), (scores, labels))
     target = 0.9 * F.one_hot(labels, 4) + 0.1 / 4
     assert float(loss.detach()) == pytest.approx(float(-(target * scores.log_softmax(1)).sum(1).mean()))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_label_smoothing_is_a_share(share: float) -> None:
+    with pytest.raises(InvalidSetting):
+        classification([], label_smoothing=share)
 
 
 def test_mean_intersection_over_union() -> None:

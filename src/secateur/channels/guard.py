@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from secateur.channels.example import Example, tensors_within
@@ -71,6 +72,7 @@ def check_model(model: Any, example: Example) -> None:
     # Other buffers may hold infinity, as masks do, or values that nothing reads.
     learnt = [(name, t) for name, t in tensors if isinstance(t, nn.Parameter) or name.endswith(STATISTICS)]
     _check_values(learnt)
+    _check_variances(model)
     device = next(iter(places))
     if not example.tensors:
         remedy = "Pass what the model is called with, e.g. torch.randn(1, 3, 224, 224)"
@@ -123,6 +125,17 @@ def _check_values(tensors: list[tuple[str, Tensor]]) -> None:
         for name, tensor in tensors:
             if not bool(tensor.isfinite().all()):
                 raise InvalidModel(f"tensor {name!r} holds NaN or infinite values")
+
+
+@torch.no_grad()
+def _check_variances(model: nn.Module) -> None:
+    """Raise for a variance below zero: all outputs would be NaN, and NaN equals NaN wherever they are compared."""
+    found = [(name, module.running_var) for name, module in model.named_modules() if isinstance(module, _NormBase)]
+    variances = {f"{name}.running_var": v for name, v in found if v is not None and v.numel() and not v.is_meta}
+    lowest = torch.stack([v.min().double() for v in variances.values()]).tolist() if variances else []
+    for name, value in zip(variances, lowest, strict=True):
+        if value < 0:
+            raise InvalidModel(f"tensor {name!r} holds a variance below zero", got=value, remedy="Load sound weights")
 
 
 @torch.no_grad()

@@ -121,7 +121,7 @@ class Layers:
         if not holders:
             return replace(found, obstacle=Reason(Kind.NO_WEIGHT))
         module, attribute = holders[0]
-        if bias is None and isinstance(module, (_ConvNd, nn.Linear)):
+        if bias is None and isinstance(module, (_ConvNd, nn.Linear)) and axis == _axis_of_bias(module):
             bias = module._parameters.get("bias")
         bias_holders = self._holders.get(id(bias), []) if bias is not None else []
         name = self.names[id(module)]
@@ -168,6 +168,11 @@ class Layers:
 
 def _site(kind: str, module: str) -> Site:
     return Site(kind, module, None, None, 0, torch.empty(0, dtype=torch.long, device="cpu"))
+
+
+def _axis_of_bias(module: _ConvNd | nn.Linear) -> int:
+    """The axis of the weight along which the bias lies; a call of another function may make channels along another."""
+    return int(isinstance(module, _ConvNd) and module.transposed and module.groups == 1)
 
 
 def _axis(leaf: Leaf, codes: Axis) -> int | None:

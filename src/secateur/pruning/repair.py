@@ -74,7 +74,7 @@ def gather(batches: Iterable[Any], example: Example, images: int) -> list[Exampl
         found = [*found, call] if joined is None else [*found[:-1], joined]
         if not left:
             break
-    if not found:
+    if not any(call.size for call in found):
         raise InvalidData("there are no images")
     return found
 
@@ -159,7 +159,7 @@ def repair_(
     keeps = _keeper(note)
     device = next(cut.parameters()).device
     inputs = [each.on(device) for each in inputs]
-    uses = find_uses(cut, first_images(inputs[0], 1))
+    uses = find_uses(cut, first_images(inputs[0], 2))  # code may squeeze the axis of a single one
     for name in sorted({name for name, weight in cut.named_parameters() if weight.dim() > 1} - set(uses)):
         keeps(name, "it is not the weight of a convolution or linear layer")
     for name, use in list(uses.items()):
@@ -201,7 +201,8 @@ def repair_(
         fit.fit.agree_(average)
         weight = fit.weight(layer).to(layer.weight)
         if torch.equal(weight, layer.weight):
-            keeps(layer.name, "a fit is worse on the images held out")
+            finite = bool(fit.fit.own.isfinite().all() & fit.fit.cross.isfinite().all())
+            keeps(layer.name, "a fit is worse on the images held out" if finite else "its inputs are not finite")
             return
         layer.weight.copy_(weight)
         fitted.append(layer.name)

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from secateur.channels.example import Example
-from secateur.channels.shrink import copy_model, tensors_of
+from secateur.channels.shrink import copy_model
 from secateur.modes import evaluating
 
 KINDS: dict[Any, str] = {
@@ -123,12 +124,17 @@ def find_uses(model: nn.Module, batch: Example) -> dict[str, Uses]:
     def note(layer: Layer) -> None:
         uses.setdefault(layer.name, Uses()).layers.append((layer.kind, layer.groups))
 
-    survey = _Survey(model, note, waits_after=False)
-    with evaluating(model), survey:
-        batch.copied()(model)
+    copied = _copy_of(model)
+    with evaluating(copied), _Survey(copied, note, waits_after=False) as survey:
+        batch.copied()(copied)
     for name in survey.others & set(uses):
         uses[name].others = True
     return uses
+
+
+def _copy_of(model: nn.Module) -> nn.Module:
+    """Modules and buffers of its own, since a forward pass may write to them, with the same parameters."""
+    return copy_model(model, {id(parameter): parameter for parameter in model.parameters()})
 
 
 class _Stopped(BaseException):
@@ -141,12 +147,7 @@ class _Runner(Thread):
     def __init__(self, model: nn.Module, batch: Example, waits_after: bool, passes: Container[str] = ()) -> None:
         super().__init__(daemon=True)
         self.passes = passes
-        # Modules of its own, since a network may keep something on them from one layer to another; the same tensors.
-        self.model, self.batch, self.waits_after = (
-            copy_model(model, {id(t): t for t in tensors_of(model).values()}),
-            batch,
-            waits_after,
-        )
+        self.model, self.batch, self.waits_after = _copy_of(model), batch, waits_after
         self.found: Queue[Layer | BaseException | None] = Queue()
         self.goes_on: Queue[bool] = Queue()
         self.start()
@@ -199,7 +200,7 @@ class _Stops(TorchFunctionMode):
             return func(*args, **kwargs)
         given = dict(zip(("input", "weight", *REST[kind]), args, strict=False)) | kwargs
         name = self.names.get(id(given["weight"]))
-        if name is None:
+        if name is None or is_functorch_wrapped_tensor(given["input"]):
             return func(*args, **kwargs)
         if not self.waits_after:
             self.stop(_layer(kind, name, given, None))
@@ -220,7 +221,10 @@ class _Survey(_Stops):
         result = super().__torch_function__(func, types, args, kwargs)
         read = {self.names[id(leaf)] for leaf in tree_leaves((args, kwargs)) if id(leaf) in self.names}
         if read and any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):  # and not only its shape
-            own = (kwargs or {}).get("weight", args[1] if len(args) > 1 else None) if func in KINDS else None
+            kwargs = kwargs or {}
+            own = kwargs.get("weight", args[1] if len(args) > 1 else None) if func in KINDS else None
+            if func in KINDS and is_functorch_wrapped_tensor(args[0] if args else kwargs["input"]):
+                own = None  # within vmap and the like, whose tensors nothing outside can read
             self.others |= read - {self.names.get(id(own), "")}
         return result
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.channels.example import Example
-from secateur.channels.guard import explain
+from secateur.channels.guard import explain, undisturbed
 from secateur.errors import InvalidData, InvalidModel
 from secateur.files import read_json
 from secateur.models.lookup import build_network, example_for, find_builder, input_size
@@ -56,7 +56,7 @@ def check_tensors(call: Example, name: str) -> None:
 def check_runs(model: nn.Module, example: Any, name: str) -> None:
     """Raise if the network does not take the example."""
     try:
-        with torch.no_grad():
+        with undisturbed(model), torch.no_grad():
             Example.of(example)(model)
     except Exception as error:  # the user's forward pass may raise anything
         raise InvalidModel(

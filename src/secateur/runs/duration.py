@@ -14,6 +14,7 @@ from secateur.runs.phases import Phase, TrainPhase
 from secateur.runs.run import Run
 from secateur.runs.ticktock import PruningPhase
 from secateur.training.batches import prefetch, share_of
+from secateur.training.loop import check_loss, norms_named
 from secateur.words import counted, duration
 
 BATCHES = 4
@@ -63,8 +64,9 @@ def seconds_of_batch(run: Run) -> float:
     begun = last = time.perf_counter()
     with seeded(run.settings.seed):
         for batch in prefetch(run.task.train, device):
-            with run.trainer.autocast():
+            with run.trainer.autocast(), norms_named(model):
                 loss = run.task.loss(model, batch)
+            check_loss(loss)
             loss.backward()
             model.zero_grad()
             if device.type == "cuda":
@@ -73,7 +75,7 @@ def seconds_of_batch(run: Run) -> float:
             last = time.perf_counter()
             if len(timed) == BATCHES or last - begun > PATIENCE:
                 break
-    return fmean(timed[1:] or timed)
+    return fmean(timed[1:] or timed or [0.0])
 
 
 def epochs_of(phase: Phase, run: Run) -> float:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from secateur.errors import InvalidData
 from secateur.randomness import preserved, random_state, restore_random
@@ -200,7 +201,7 @@ class Trainer:
         if work.prepare is not None:
             work.prepare()
         finite = is_finite(batch)
-        with self.autocast():
+        with self.autocast(), norms_named(self.model):
             loss = work.loss(self._compiled.get(work.name) or self.model, batch)
         if check:
             check_loss(loss)
@@ -344,3 +345,20 @@ def check_loss(loss: Any) -> None:
     if not loss.requires_grad:
         remedy = "Compute it from the output of the model without detach() or no_grad()"
         raise InvalidData("the loss has no gradient", remedy=remedy)
+
+
+@contextmanager
+def norms_named(model: nn.Module) -> Iterator[None]:
+    """Name the norm that refuses to train: on one value for each channel, or without an eps."""
+    try:
+        yield
+    except ValueError as error:
+        running = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        norm = next((module for module in reversed(running) if isinstance(module, _NormBase)), None)
+        if norm is None:
+            raise
+        name = next((name for name, module in model.named_modules() if module is norm), "")
+        remedy = "Use batches of two images or more; drop_last=True leaves a single one out"
+        if norm.eps <= 0:
+            remedy = "Give it an eps above 0"
+        raise InvalidData(f"the norm {name!r} cannot train on this batch", got=error, remedy=remedy) from error

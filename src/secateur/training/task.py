@@ -121,6 +121,8 @@ def classification(
     output: where the scores are in what the model returns: a key or attribute as "logits", or the index of a tuple.
     batch: which entries of a batch are the images and the labels: ("image", "label") or (0, 2).
     """
+    if not 0 <= label_smoothing <= 1:
+        raise InvalidSetting("label_smoothing is out of range", got=label_smoothing, wanted="a share between 0 and 1")
     read, scores_of = partial(pair, entries=batch), partial(output_of, output=output)
     check_repeats(test, "test")
     check_repeats(held_out, "held_out")
