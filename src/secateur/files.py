@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import secrets
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,12 @@ def write_atomic(path: str | Path, content: str | bytes | Callable[[Path], objec
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with _named(path, temporary):
+        _write(path, temporary, content)
+        sync_folder(path.parent)
+
+
+def _write(path: Path, temporary: Path, content: str | bytes | Callable[[Path], object]) -> None:
     try:
         temporary.touch(exist_ok=False)
         if callable(content):
@@ -33,12 +41,9 @@ def write_atomic(path: str | Path, content: str | bytes | Callable[[Path], objec
         else:
             write_synced(temporary, content.encode() if isinstance(content, str) else content)
         temporary.replace(path)
-    except BaseException as error:
+    except BaseException:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename == str(temporary):
-            error.filename = str(path)
         raise
-    sync_folder(path.parent)
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
@@ -51,9 +56,35 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
     write_atomic(path, safetensors.torch.save(copies))
 
 
+@contextmanager
+def _named(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Let an error of the system name the file that the user knows: a failing write or sync names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, str(temporary)):
+            error.filename = str(path)
+        raise
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the system refused because the disk, or the user's part of it, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def reason(error: OSError) -> str:
+    """Why the system refused, in its own words; a full disk is called one.
+
+    >>> reason(OSError(errno.ENOSPC, "No space left on device"))
+    'the disk is full (No space left on device)'
+    """
+    said = error.strerror or str(error)
+    return f"the disk is full ({said})" if is_full(error) else said
+
+
 def write_synced(path: Path, data: bytes) -> None:
     """Write a file and wait until it is on the disk; its name is only after `sync_folder`."""
-    with path.open("wb") as file:
+    with _named(path), path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

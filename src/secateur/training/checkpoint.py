@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from secateur.errors import DamagedCheckpoint, InvalidData, InvalidSetting, RunInUse
-from secateur.files import read_json, sync_folder, to_json, write_atomic, write_synced
+from secateur.files import read_json, reason, sync_folder, to_json, write_atomic, write_synced
 from secateur.training.packed import DTYPES, FORMATS, Packed, unpack
 
 RUN = {"format": "secateur-run", "version": 1}
@@ -198,9 +198,7 @@ class RunFolder:
             yield
         except OSError as error:
             remedy = "Make sure that the folder is writable and the disk has room, then resume: no checkpoint is lost"
-            raise InvalidData(
-                f"cannot {action} the run in {self.path}: {error.strerror or error}", remedy=remedy
-            ) from error
+            raise InvalidData(f"cannot {action} the run in {self.path}: {reason(error)}", remedy=remedy) from error
 
 
 def serialize(tensors: dict[str, Tensor]) -> bytes:
