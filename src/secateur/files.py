@@ -7,6 +7,7 @@ import json
 import math
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from secateur.errors import InvalidData
 
 LARGEST = 2**26
 """Bytes that a JSON file or a picture may have."""
+UNFINISHED = ".unfinished"
+"""The folder, within another, of files that are not all written yet."""
 
 
 def write_atomic(path: str | Path, content: str | bytes | Callable[[Path], object]) -> None:
@@ -46,14 +49,42 @@ def _write(path: Path, temporary: Path, content: str | bytes | Callable[[Path], 
         raise
 
 
+def write_together(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write files that belong together; those of that name in the folder stay until all new ones are on the disk.
+
+    At any moment the folder holds the first so many of them, by their order, of the same generation.
+    """
+    unfinished = folder / UNFINISHED
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        for name, content in files.items():
+            write_atomic(unfinished / name, content)
+        for name in reversed(files):
+            (folder / name).unlink(missing_ok=True)
+        for name in files:
+            (unfinished / name).replace(folder / name)
+        sync_folder(folder)
+    except OSError as error:
+        name = Path(str(error.filename)).name
+        error.filename = str(folder / name if name in files else folder)
+        raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
 def write_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
-    """Write a .safetensors file atomically; tensors may share memory and be on any device. Other values are skipped."""
+    """Write a .safetensors file atomically."""
+    write_atomic(path, serialize(tensors))
+
+
+def serialize(tensors: Mapping[str, Any]) -> bytes:
+    """The content of a .safetensors file; tensors may share memory and be on any device. Other values are skipped."""
     import safetensors.torch
     from torch import Tensor
 
     found = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
-    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in found.items()}
-    write_atomic(path, safetensors.torch.save(copies))
+    # Copies, because tensors that share memory cannot be saved.
+    return safetensors.torch.save({name: t.detach().to("cpu", copy=True).contiguous() for name, t in found.items()})
 
 
 @contextmanager

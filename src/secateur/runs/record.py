@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from secateur.channels.guard import check_extra_state
 from secateur.channels.shrink import tensors_of
 from secateur.errors import InvalidData, InvalidSetting
-from secateur.files import write_atomic, write_synced
+from secateur.files import serialize, write_atomic, write_synced
 from secateur.models.weights import load_weights_
 from secateur.runs.events import Event, Finished, from_dict
 from secateur.runs.settings import TickTock
 from secateur.settings import defaults_of
-from secateur.training.checkpoint import REFUSALS, RunFolder, as_it_was, read_checkpoint, read_config, serialize
+from secateur.training.checkpoint import REFUSALS, RunFolder, as_it_was, read_checkpoint, read_config
 from secateur.training.settings import Training
 
 if TYPE_CHECKING:

@@ -201,12 +201,6 @@ class RunFolder:
             raise InvalidData(f"cannot {action} the run in {self.path}: {reason(error)}", remedy=remedy) from error
 
 
-def serialize(tensors: dict[str, Tensor]) -> bytes:
-    """Tensors as the bytes of a .safetensors file; copies, because tensors that share memory cannot be saved."""
-    copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
-    return safetensors.torch.save(copies)
-
-
 OPEN: weakref.WeakSet[RunFolder] = weakref.WeakSet()
 
 
