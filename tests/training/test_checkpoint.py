@@ -5,7 +5,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -209,3 +209,20 @@ def test_a_start_in_a_folder_that_another_process_has_just_taken_leaves_it_its_f
     with pytest.raises(RunInUse), as_it_was(folder), RunFolder(folder), RunFolder(folder):
         pass
     assert {path.name for path in folder.iterdir()} == {".lock", "events.jsonl"}
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_nothing_is_written_where_the_folder_was_removed_or_holds_another_run(another: bool, tmp_path) -> None:
+    folder = tmp_path / "run"
+    with RunFolder(folder) as run:
+        run.save({"step": 1})
+        folder.rename(tmp_path / "moved")
+        with RunFolder(folder) if another else nullcontext():
+            before = sorted(tmp_path.rglob("*"))
+            for write in (lambda: run.save({"step": 2}), lambda: run.write("more.json", "{}")):
+                with pytest.raises(InvalidData, match="was removed or moved") as caught:
+                    write()
+                assert str(folder) in caught.value.what
+            assert sorted(tmp_path.rglob("*")) == before
+        run.append_event({"step": 2})  # into the folder that was moved
+    assert (tmp_path / "moved" / "events.jsonl").read_text() == '{"step": 2}\n'

@@ -59,6 +59,7 @@ class RunFolder:
     def write(self, name: str, content: str | bytes) -> None:
         """Write a file beside the checkpoints; it appears whole or not at all."""
         with self._named(f"write {name} of"):
+            self._check_own()
             write_atomic(self.path / name, content)
 
     def read_config(self) -> dict[str, Any]:
@@ -101,6 +102,7 @@ class RunFolder:
         data = safetensors.torch.save(packed.tensors)
         folder = self.path / "checkpoints"
         with self._named("save a checkpoint of"):
+            self._check_own()
             os.fsync(self._events)
             body = CHECKPOINT | {
                 "events": os.fstat(self._events).st_size,
@@ -176,6 +178,12 @@ class RunFolder:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _check_own(self) -> None:
+        """Raise if the folder was removed; another run may have its place."""
+        held = self.path / ".lock"
+        if not held.exists() or not os.path.samestat(held.stat(), os.fstat(self._lock)):
+            raise InvalidData(f"the folder of the run, {self.path}, was removed or moved", remedy="Start the run again")
 
     def _checkpoints(self) -> list[Path]:
         """The complete checkpoints, oldest first."""
