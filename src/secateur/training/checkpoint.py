@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -20,12 +21,15 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from secateur.errors import DamagedCheckpoint, InvalidData, InvalidSetting, RunInUse
-from secateur.files import read_json, reason, sync_folder, to_json, write_atomic, write_synced
+from secateur.files import read_bytes, read_json, reason, sync_folder, to_json, write_atomic, write_synced
 from secateur.training.packed import DTYPES, FORMATS, Packed, unpack
 
 RUN = {"format": "secateur-run", "version": 1}
 CHECKPOINT = {"format": "secateur-checkpoint", "version": 1}
 KEPT = 2  # checkpoints: the last, and the one before in case the last is damaged
+
+# A link in a folder from elsewhere would have another file cut and written.
+OWN = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 
 # What reading bytes that anybody may have changed can raise; safetensors and torch have their own ways to refuse.
 REFUSALS = (OSError, ValueError, TypeError, KeyError, RuntimeError, OverflowError, AssertionError, SafetensorError)
@@ -43,10 +47,10 @@ class RunFolder:
         try:
             with self._named("open"):
                 self.path.mkdir(parents=True, exist_ok=True)
-                self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+                self._lock = os.open(self.path / ".lock", OWN, 0o666)
                 lock(self._lock, self.path)
                 self._owner = os.getpid()
-                self._events = os.open(self.path / "events.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+                self._events = os.open(self.path / "events.jsonl", OWN | os.O_APPEND, 0o666)
         except BaseException:
             self.close()
             raise
@@ -81,6 +85,8 @@ class RunFolder:
     def read_events(self) -> list[dict[str, Any]]:
         """All events so far."""
         with self._named("read events.jsonl of"):
+            if not stat.S_ISREG(os.fstat(self._events).st_mode):
+                raise OSError("not a plain file")
             *lines, _ = (self.path / "events.jsonl").read_bytes().split(b"\n")  # a line without an end is half an event
         events = []
         for number, line in enumerate(lines, 1):
@@ -263,7 +269,7 @@ def read_checkpoint(folder: Path, events: int) -> tuple[dict[str, Any], int]:
 
     Sizes are compared with the files before anything is read or allocated.
     """
-    body = unseal((folder / "state.json").read_bytes())
+    body = unseal(read_bytes(folder / "state.json"))
     check_format(body, CHECKPOINT)
     position = field(body, "events", int)
     length = os.fstat(events).st_size
@@ -272,6 +278,8 @@ def read_checkpoint(folder: Path, events: int) -> tuple[dict[str, Any], int]:
     if position and os.pread(events, 1, position - 1) != b"\n":
         raise ValueError(f"events.jsonl had {position} bytes then, and no line ends there now")
     path = folder / "state.safetensors"
+    if not path.is_file():
+        raise ValueError("state.safetensors is not a plain file")
     if (size := path.stat().st_size) != field(body, "size", int):
         raise ValueError(f"state.safetensors has {size} bytes where {body['size']} were written")
     data = path.read_bytes()
