@@ -28,6 +28,8 @@ def write_atomic(path: str | Path, content: str | bytes | Callable[[Path], objec
     content: text, bytes, or a function that writes to the path it is given.
     """
     path = Path(path)
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with _named(path, temporary):

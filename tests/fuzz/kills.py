@@ -19,8 +19,8 @@ sys.path[:0] = [str(TESTS / "shim"), str(TESTS / "support")]
 
 from killing import begin, check_same, finish, has_begun, has_saved, kill, outcome, place, resume  # noqa: E402
 
-AT_ONCE, LATER = 0.05, 0.4
-"""Seconds: many files are written right after the moments from which it is counted."""
+WITHIN = (0.05, 0.4, 1.0)
+"""Seconds: many files are written right after the moments from which they are counted."""
 AT_MOST = 25
 """Kills of one run; all of them may hit one phase."""
 
@@ -30,7 +30,7 @@ def one_run(folder: Path, dice: random.Random, most: int, killed: Counter[str]) 
     kills, most = 0, min(most, AT_MOST)
     while True:
         process = resume(folder) if (folder / "config.json").exists() else begin(folder)
-        reached, moment = dice.choice([has_begun, has_saved]), dice.uniform(0, dice.choice([AT_ONCE, LATER]))
+        reached, moment = dice.choice([has_begun, has_saved]), dice.uniform(0, dice.choice(WITHIN))
         if kills < most and reached(process, folder):
             time.sleep(moment)
             if process.poll() is None:
