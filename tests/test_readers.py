@@ -16,7 +16,9 @@ readers = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(readers)
 
 
-@pytest.mark.parametrize("reader", ["weights", "cifar10", "cifar100", "fashion mnist", "matlab", "photographs", "config"])
+@pytest.mark.parametrize(
+    "reader", ["weights", "cifar10", "cifar100", "fashion mnist", "matlab", "photographs", "config"]
+)
 def test_damaged_files_are_read_or_refused(reader: str, tmp_path: Path) -> None:
     found, findings = readers.execute(reader, 25, 1, tmp_path)
     assert findings == []

@@ -2,8 +2,8 @@
 
 python tests/fuzz/readers.py --count 20000 --seed 0
 
-Bytes are flipped, cut, repeated and overwritten; JSON gets other values; files become folders, pipes, links and files of
-a terabyte. Anything but a result or a SecateurError that names a file is a finding, and so are a read that takes more
+Bytes are flipped, cut, repeated and overwritten; JSON gets other values; files become folders, pipes, links and
+files of a terabyte. Anything but a result or a SecateurError that names a file is a finding, and so are a read that takes more
 than a gigabyte or ten seconds, and a file that was not there before.
 """
 
@@ -50,8 +50,8 @@ from secateur.files import read_json  # noqa: E402
 from secateur.models.weights import load_weights_  # noqa: E402
 from secateur.recipes.jobs import Order  # noqa: E402
 from secateur.recipes.split import check_split, keep_split  # noqa: E402
-from secateur.recipes.work import read_run  # noqa: E402
 from secateur.recipes.timing import read_table  # noqa: E402
+from secateur.recipes.work import read_run  # noqa: E402
 from secateur.results.load import about, load  # noqa: E402
 from secateur.results.report import write_report  # noqa: E402
 from secateur.results.structure import read_structure  # noqa: E402
@@ -59,7 +59,23 @@ from secateur.training.checkpoint import RunFolder  # noqa: E402
 
 MEMORY, SECONDS = 2**30, 10
 """What reading may take, beyond what the process has."""
-ODD: list[Any] = [None, True, -1, 0, 1, 2**31, 2**70, -(2**63), 0.5, float("nan"), float("inf"), 1e308, "", "x", "../../x"]
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**70,
+    -(2**63),
+    0.5,
+    float("nan"),
+    float("inf"),
+    1e308,
+    "",
+    "x",
+    "../../x",
+]
 ODD += ["/etc/passwd", "\0", "\ud800", "a" * 5000, [], {}, [[]], {"": None}, [None] * 3, {"format": 1}]
 
 
@@ -178,7 +194,10 @@ READERS: dict[str, Reader] = {
     "tiny imagenet": (miniature_images.write_tiny_imagenet, all_of(tiny_imagenet)),
     "cub200": (miniature_images.write_cub200, all_of(lambda folder: cub200(folder, boxes=True))),
     "pets": (lambda folder: miniature_images.write_pets(folder, 1, 2), all_of(pets)),
-    "trimaps": (lambda folder: miniature_images.write_pets(folder, 1, 2), all_of(lambda f: pets_segmentation(f, size=8))),
+    "trimaps": (
+        lambda folder: miniature_images.write_pets(folder, 1, 2),
+        all_of(lambda f: pets_segmentation(f, size=8)),
+    ),
     "camvid": (lambda folder: miniature_images.write_camvid(folder, 2), all_of(camvid)),
     "voc": (lambda folder: miniature_images.write_voc2011_sbd(folder, 2), all_of(voc2011_sbd)),
 }
@@ -199,7 +218,9 @@ def damage_bytes(data: bytes, dice: random.Random) -> bytes:
             case 2:
                 changed[place : place + dice.choice([1, 2, 4, 8])] = dice.randbytes(dice.choice([1, 2, 4, 8]))
             case 3:
-                changed[place : place + 8] = dice.choice([b"\xff" * 8, b"\0" * 8, b"\xff" * 7 + b"\x7f", b"\0" * 3 + b"\x7f"])
+                changed[place : place + 8] = dice.choice(
+                    [b"\xff" * 8, b"\0" * 8, b"\xff" * 7 + b"\x7f", b"\0" * 3 + b"\x7f"]
+                )
             case 4:
                 changed[place:place] = changed[: dice.randrange(1, 64)]
             case 5:
@@ -214,7 +235,10 @@ def damage_json(data: Any, dice: random.Random) -> Any:
     nodes, key = [({"": data}, "")], None
     for holder, key in nodes:
         inside: Any = holder[key]  # pyright: ignore
-        nodes += [(inside, k) for k in (inside if isinstance(inside, dict) else range(len(inside)) if isinstance(inside, list) else ())]
+        nodes += [
+            (inside, k)
+            for k in (inside if isinstance(inside, dict) else range(len(inside)) if isinstance(inside, list) else ())
+        ]
     root = nodes[0][0]
     holder, key = nodes[int(len(nodes) * dice.random() ** dice.choice([1, 3]))]
     match dice.randrange(4):

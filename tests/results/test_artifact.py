@@ -16,7 +16,6 @@ from one_result import build
 import secateur
 from secateur.errors import InvalidData, InvalidModel
 from secateur.files import UNFINISHED
-
 from secateur.results.network import open_network
 from secateur.results.summary import summarize
 

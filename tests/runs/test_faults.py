@@ -1,4 +1,4 @@
-"""A disk that fails at any call of a run: one line says so, nothing is damaged, and the run is resumed to the last bit."""
+"""A disk that fails at any call of a run: a line says so, nothing is damaged, and the run is resumed to the bit."""
 
 import errno
 import os
@@ -119,7 +119,9 @@ MORE = {
 """Commands that write into a folder."""
 
 
-@pytest.mark.parametrize("name", [name if name == "pth" else pytest.param(name, marks=pytest.mark.slow) for name in MORE])
+@pytest.mark.parametrize(
+    "name", [name if name == "pth" else pytest.param(name, marks=pytest.mark.slow) for name in MORE]
+)
 def test_other_commands_whose_disk_fails_at_any_call(
     name: str, whole: tuple[Path, list[str]], command: Command, tmp_path: Path
 ) -> None:

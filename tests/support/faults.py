@@ -25,19 +25,18 @@ class Faults:
         self.folder, self.fail_at, self.code, self.lasting = folder, fail_at, code, lasting
         self.calls: list[str] = []
 
-    def check(self, kind: str, path: Any) -> bool:
+    def check(self, kind: str, path: Any) -> None:
         """Count a call; raise if it is to fail. `path` may be a handle."""
-        name = os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else os.path.abspath(os.fspath(path))
-        if not Path(name).is_relative_to(self.folder):
-            return False
+        name = Path(f"/proc/self/fd/{path}").readlink() if isinstance(path, int) else Path(os.fspath(path)).absolute()
+        if not name.is_relative_to(self.folder):
+            return
         number = len(self.calls)
-        self.calls.append(f"{kind} {Path(name).relative_to(self.folder)}")
+        self.calls.append(f"{kind} {name.relative_to(self.folder)}")
         if self.fail_at is None or number < self.fail_at:
-            return False
+            return
         if number == self.fail_at or (self.lasting and kind in MAKES):
             named = () if isinstance(path, int) else (os.fspath(path),)
             raise OSError(self.code, os.strerror(self.code), *named)
-        return False
 
     @contextmanager
     def active(self) -> Iterator["Faults"]:

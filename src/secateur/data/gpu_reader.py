@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from secateur.data.decode import check_plain, MAX_BYTES, Decoder, plain_jpeg_size
+from secateur.data.decode import MAX_BYTES, Decoder, check_plain, plain_jpeg_size
 from secateur.data.views import Packed, View, pack, render_batch, to_device, together
 from secateur.data.workers import in_workers
 

@@ -18,7 +18,6 @@ from typing import Any, Self
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from secateur.errors import DamagedCheckpoint, InvalidData, InvalidSetting, RunInUse
 from secateur.files import read_bytes, read_json, reason, sync_folder, to_json, write_atomic, write_synced

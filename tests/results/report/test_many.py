@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from secateur.errors import InvalidData
-
 from secateur.results.report.read import MOST_MOMENTS, read_run, thinned
 
 
@@ -21,7 +20,10 @@ def written(folder: Path, ticks: int) -> list[dict]:
     middle = [
         event
         for number in range(1, ticks + 1)
-        for event in ({**tick, "number": number, "removed": {group: int(number % 1000 == 0)}}, {**tock, "number": number})
+        for event in (
+            {**tick, "number": number, "removed": {group: int(number % 1000 == 0)}},
+            {**tock, "number": number},
+        )
     ]
     made = [start, *middle, end]
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in made))

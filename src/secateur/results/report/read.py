@@ -185,7 +185,7 @@ def read_run(folder: str | Path, name: str) -> Run:
 
 
 def thinned(events: list[dict[str, Any]], path: Path, most: int = MOST_MOMENTS) -> list[Moment]:
-    """Of very many events every so many of each kind, with what those in between have removed and how long they took."""
+    """Of very many events every so many of each kind, with the removals and the time of those in between."""
     every = -(-len(events) // most)
     kinds = [str(event.get("event")) for event in events]
     last = {kind: place for place, kind in enumerate(kinds)}
