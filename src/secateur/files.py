@@ -61,7 +61,7 @@ def write_together(folder: Path, files: Mapping[str, str | bytes]) -> None:
     try:
         for name, content in files.items():
             write_atomic(unfinished / name, content)
-        for name in reversed(files):
+        for name in reversed([*files]):
             (folder / name).unlink(missing_ok=True)
         for name in files:
             (unfinished / name).replace(folder / name)

@@ -3,8 +3,8 @@
 python tests/fuzz/readers.py --count 20000 --seed 0
 
 Bytes are flipped, cut, repeated and overwritten; JSON gets other values; files become folders, pipes, links and
-files of a terabyte. Anything but a result or a SecateurError that names a file is a finding, and so are a read that takes more
-than a gigabyte or ten seconds, and a file that was not there before.
+files of a terabyte. Anything but a result or a SecateurError that names a file is a finding, and so are
+a read that takes more than a gigabyte or ten seconds, and a new file.
 """
 
 import argparse
