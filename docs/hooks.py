@@ -1,6 +1,6 @@
 """Fills pages when the site is built: with the help of commands, the folders of datasets, and files of the project.
 
-Pages say where with `<!-- commands -->`, `<!-- datasets -->`, `<!-- CONTRIBUTING.md -->` and `<!-- CHANGELOG.md -->`.
+Pages say where with `<!-- commands -->`, `<!-- datasets -->`, `<!-- CONTRIBUTING.md -->` and the like.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def on_page_markdown(markdown: str, **about: Any) -> str:
     for place, make in (("<!-- commands -->", commands), ("<!-- datasets -->", datasets)):
         if place in markdown:
             markdown = markdown.replace(place, make())
-    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"):
         if f"<!-- {name} -->" in markdown:
             # Its links are relative to the root of the project, those of the page to docs/.
             text = (DOCS.parent / name).read_text().replace("](docs/", "](")

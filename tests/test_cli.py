@@ -151,7 +151,7 @@ def test_debug_shows_the_traceback():
         cli.main(["analyze", "resnet65", "--debug"])
 
 
-@pytest.mark.parametrize("text", ["", "0x3", "1x-3", "1x3x", "1 x 3", "a"])
+@pytest.mark.parametrize("text", ["", "0x3", "1x-3", "1x3x", "1 x 3", "a", "9" * 20, "1x3x99999x99999"])
 def test_shapes_are_checked(text):
     with pytest.raises(InvalidSetting) as caught:
         parse_shape(text)

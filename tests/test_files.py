@@ -50,6 +50,8 @@ def test_an_error_names_the_file_and_not_a_temporary_one(tmp_path: Path) -> None
     assert ".file" not in str(caught.value)
     with pytest.raises(IsADirectoryError):
         write_atomic(tmp_path / "folder" / "file", "new")
+    with pytest.raises(IsADirectoryError):
+        write_atomic("", "new")
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["file"]
 
 

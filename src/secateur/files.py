@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import secrets
+import shutil
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from secateur.errors import InvalidData
 
 LARGEST = 2**26
 """Bytes that a JSON file or a picture may have."""
+UNFINISHED = ".unfinished"
+"""The folder, within another, of files that are not all written yet."""
 
 
 def write_atomic(path: str | Path, content: str | bytes | Callable[[Path], object]) -> None:
@@ -23,8 +28,16 @@ def write_atomic(path: str | Path, content: str | bytes | Callable[[Path], objec
     content: text, bytes, or a function that writes to the path it is given.
     """
     path = Path(path)
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with _named(path, temporary):
+        _write(path, temporary, content)
+        sync_folder(path.parent)
+
+
+def _write(path: Path, temporary: Path, content: str | bytes | Callable[[Path], object]) -> None:
     try:
         temporary.touch(exist_ok=False)
         if callable(content):
@@ -33,27 +46,78 @@ def write_atomic(path: str | Path, content: str | bytes | Callable[[Path], objec
         else:
             write_synced(temporary, content.encode() if isinstance(content, str) else content)
         temporary.replace(path)
-    except BaseException as error:
+    except BaseException:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename == str(temporary):
-            error.filename = str(path)
         raise
-    sync_folder(path.parent)
+
+
+def write_together(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write files that belong together; those of that name in the folder stay until all new ones are on the disk.
+
+    At any moment the folder holds the first so many of them, by their order, of the same generation.
+    """
+    unfinished = folder / UNFINISHED
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        for name, content in files.items():
+            write_atomic(unfinished / name, content)
+        for name in reversed([*files]):
+            (folder / name).unlink(missing_ok=True)
+        for name in files:
+            (unfinished / name).replace(folder / name)
+        sync_folder(folder)
+    except OSError as error:
+        name = Path(str(error.filename)).name
+        error.filename = str(folder / name if name in files else folder)
+        raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
-    """Write a .safetensors file atomically; tensors may share memory and be on any device. Other values are skipped."""
+    """Write a .safetensors file atomically."""
+    write_atomic(path, serialize(tensors))
+
+
+def serialize(tensors: Mapping[str, Any]) -> bytes:
+    """The content of a .safetensors file; tensors may share memory and be on any device. Other values are skipped."""
     import safetensors.torch
     from torch import Tensor
 
     found = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
-    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in found.items()}
-    write_atomic(path, safetensors.torch.save(copies))
+    # Copies, because tensors that share memory cannot be saved.
+    return safetensors.torch.save({name: t.detach().to("cpu", copy=True).contiguous() for name, t in found.items()})
+
+
+@contextmanager
+def _named(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Let an error of the system name the file that the user knows: a failing write or sync names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, str(temporary)):
+            error.filename = str(path)
+        raise
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the system refused because the disk, or the user's part of it, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def reason(error: OSError) -> str:
+    """Why the system refused, in its own words; a full disk is called one.
+
+    >>> reason(OSError(errno.ENOSPC, "No space left on device"))
+    'the disk is full (No space left on device)'
+    """
+    said = error.strerror or str(error)
+    return f"the disk is full ({said})" if is_full(error) else said
 
 
 def write_synced(path: Path, data: bytes) -> None:
     """Write a file and wait until it is on the disk; its name is only after `sync_folder`."""
-    with path.open("wb") as file:
+    with _named(path), path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

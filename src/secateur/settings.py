@@ -25,6 +25,10 @@ TYPES = {
 """What an annotation means, in text and in types. Of other annotations only Literals are checked."""
 
 
+LARGEST = 2**63 - 1
+"""Torch holds no larger integer."""
+
+
 class InvalidField(InvalidSetting):
     """A field of settings has a wrong value; `name` is the field's, with its group's prefix where that is known."""
 
@@ -52,6 +56,9 @@ class Settings:
             elif isinstance(value, list):
                 object.__setattr__(self, each.name, tuple(value))
         check_types(self)
+        for each in fields(self):  # pyright: ignore
+            if isinstance(value := getattr(self, each.name), int) and value > LARGEST:
+                raise InvalidField(each.name, "is too large", got=value, wanted=f"{LARGEST:,} at most")
         self.check()
 
     def check(self) -> None:

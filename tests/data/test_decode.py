@@ -1,6 +1,7 @@
 """Image files: what is read of them, and what is refused."""
 
 import io
+import os
 import re
 import struct
 import zlib
@@ -14,6 +15,7 @@ from pictures import LAYOUT, noise, write
 from PIL import Image, ImageFile
 
 from secateur.data.decode import PLAIN_PIXELS, gpu_decoder, plain_jpeg_size, read_image, read_map
+from secateur.data.matlab import read_mat
 from secateur.errors import InvalidData
 
 PLAIN = Image.fromarray(noise())
@@ -210,3 +212,12 @@ def test_other_files_go_the_careful_way(data: tuple[str, bytes]) -> None:
 
 def test_a_cpu_has_no_decoder_of_its_own() -> None:
     assert gpu_decoder(torch.device("cpu")) is None
+
+
+def test_an_image_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with pytest.raises(InvalidData) as caught:
+        read_image(str(tmp_path / "pipe.jpg"), LAYOUT)
+    assert "not a plain file" in str(caught.value.got)
+    with pytest.raises(ValueError, match="not a plain file"):
+        read_mat(tmp_path / "pipe.jpg", "x")

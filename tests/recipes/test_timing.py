@@ -1,5 +1,6 @@
 """Runs with a budget of latency tell what came of it."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import torch
 from torch import nn
 
 from secateur.channels.example import Example
+from secateur.errors import InvalidData
 from secateur.models.resnet_cifar import CifarResNet
 from secateur.pruning.latency import LatencyTable
 from secateur.pruning.measure import measure_latency, time_whole
 from secateur.recipes import timing
 from secateur.recipes.jobs import Order
+from secateur.recipes.timing import read_table
 from secateur.training.engine import Engine
 
 
@@ -69,3 +72,13 @@ def test_timing_leaves_the_network_as_it_is() -> None:
     assert model.training
     assert doing.same(model.state_dict(), before)
     assert all(tensor.dtype != torch.bfloat16 and tensor.is_contiguous() for tensor in model.state_dict().values())
+
+
+def test_a_damaged_table_is_refused_by_its_path(tmp_path: Path) -> None:
+    entry = {"name": "0", "axes": [1, 0], "inputs": [1.0], "outputs": [float("inf")], "microseconds": [[1.0]]}
+    for layers in ([entry], [{}], 3):
+        table = {"format": "secateur-latency", "version": 1, "where": "", "layers": layers}
+        (tmp_path / "latency.json").write_text(json.dumps(table))
+        with pytest.raises(InvalidData) as caught:
+            read_table(tmp_path / "latency.json")
+        assert str(tmp_path / "latency.json") in caught.value.what

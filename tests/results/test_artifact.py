@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import torch
 from one_result import build
 
 import secateur
-from secateur.errors import InvalidModel
-from secateur.results import artifact
+from secateur.errors import InvalidData, InvalidModel
+from secateur.files import UNFINISHED
 from secateur.results.network import open_network
 from secateur.results.summary import summarize
 
@@ -96,24 +97,47 @@ def test_what_was_verified_is_in_the_summary_and_on_the_card(result: secateur.Re
     assert "checked" not in (tmp_path / "unknown" / "card.md").read_text()
 
 
-def test_where_there_is_a_summary_the_result_is_whole(
-    result: secateur.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["unlink", "replace"])
+def test_files_of_two_results_are_never_mixed(
+    kind: str, result: secateur.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An experiment takes a run that has one for done."""
-    write, last = artifact.write_atomic, 0
+    """An experiment takes a run that has a summary for done, and a folder with a plan can be loaded."""
+    real, left = getattr(os, kind), 0
 
-    def killed(path: Path, content: Any) -> None:
+    def stopped(path: Any, *given: Any, **options: Any) -> None:
         nonlocal left
-        if not left:
+        if left == 0:
             raise KeyboardInterrupt
         left -= 1
-        write(path, content)
+        real(path, *given, **options)
 
-    monkeypatch.setattr(artifact, "write_atomic", killed)
-    for last in range(4):
-        left, folder = 5, tmp_path / str(last)
+    def read(folder: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+    named, lengths = {"network": {"name": "another", "options": {}}}, list[int]()
+    new = read(secateur.save(result, tmp_path / "new", **named))
+    old = read(secateur.save(result, tmp_path / "old"))
+    for left in range(100):
+        folder = tmp_path / str(left)
         secateur.save(result, folder)
-        left = last
-        with pytest.raises(KeyboardInterrupt):
-            secateur.save(result, folder)
-        assert not (folder / "summary.json").exists(), list(folder.iterdir())
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(os, kind, stopped)
+            secateur.save(result, folder, **named)
+        found = read(folder)
+        lengths.append(len(found))
+        assert any(found.items() <= whole.items() for whole in (old, new))
+        assert list(found) == [] or "model.safetensors" in found
+        assert "summary.json" not in found or found in (old, new)
+        if found == new:
+            break
+    assert found == new
+    assert set(lengths) >= {1, 2, 3, 4, 5}
+
+
+def test_what_a_killed_process_has_left_unfinished_does_no_harm(result: secateur.Result, tmp_path: Path) -> None:
+    (tmp_path / UNFINISHED).mkdir()
+    (tmp_path / UNFINISHED / "plan.json").write_text("half")
+    with pytest.raises(InvalidData):
+        secateur.load(tmp_path, build)
+    secateur.save(result, tmp_path)
+    assert not (tmp_path / UNFINISHED).exists()

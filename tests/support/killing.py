@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from secateur.training.checkpoint import unseal
 HERE = Path(__file__).parent
 SETTINGS = (
     "--keep-macs 0.5 --tick-removes 0.05 --tick-data 0.7 --tock-every 2 --tock-epochs 2 --finetune-epochs 8 "
-    "--ema 0.9 --distill 0.3 --repair 32 --checkpoint-steps 3 --device cpu"
+    "--retrain-epochs 1 --ema 0.9 --distill 0.3 --repair 32 --checkpoint-steps 3 --device cpu"
 )
 PATIENCE = 60.0
 
@@ -143,24 +142,6 @@ def place(folder: Path) -> str:
 def kill(process: Started) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=PATIENCE)
-
-
-def kill_until_finished(folder: Path, dice: random.Random, most: int) -> list[tuple[float, str]]:
-    """Kill a run repeatedly, at most so often; moments since it began, or saved, and where it was resumed."""
-    log: list[tuple[float, str]] = []
-    while True:
-        process = resume(folder) if (folder / "config.json").exists() else begin(folder)
-        moment, reached = dice.uniform(0.0, 1.0), dice.choice([has_begun, has_saved])
-        if len(log) < most and reached(process, folder):
-            time.sleep(moment)
-            if process.poll() is None:
-                kill(process)
-                log.append((moment, place(folder)))
-                print(f"{reached.__name__}, killed {moment:.2f} s later; resumes at {log[-1][1]}")
-                continue
-        status, _, err = finish(process)
-        assert status == 0, err
-        return log
 
 
 def outcome(folder: Path) -> dict[str, Any]:

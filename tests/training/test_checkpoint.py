@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -239,3 +239,20 @@ def test_windows_locks_a_byte_behind_the_process_id(tmp_path: Path, monkeypatch:
     monkeypatch.delitem(sys.modules, "msvcrt")
     with pytest.raises(InvalidSetting, match="file locks"):
         RunFolder(tmp_path)
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_nothing_is_written_where_the_folder_was_removed_or_holds_another_run(another: bool, tmp_path) -> None:
+    folder = tmp_path / "run"
+    with RunFolder(folder) as run:
+        run.save({"step": 1})
+        folder.rename(tmp_path / "moved")
+        with RunFolder(folder) if another else nullcontext():
+            before = sorted(tmp_path.rglob("*"))
+            for write in (lambda: run.save({"step": 2}), lambda: run.write("more.json", "{}")):
+                with pytest.raises(InvalidData, match="was removed or moved") as caught:
+                    write()
+                assert str(folder) in caught.value.what
+            assert sorted(tmp_path.rglob("*")) == before
+        run.append_event({"step": 2})  # into the folder that was moved
+    assert (tmp_path / "moved" / "events.jsonl").read_text() == '{"step": 2}\n'

@@ -174,6 +174,42 @@ def test_no_whole_checkpoint(damaged) -> None:
     assert (damaged.run.path / "events.jsonl").read_bytes() == damaged.events
 
 
+@pytest.mark.parametrize("name", ["state.json", "state.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "terabyte"])
+def test_what_is_no_plain_file_is_neither_waited_for_nor_read_without_end(damaged, name, kind) -> None:
+    forge(damaged.last, size=0)
+    path = damaged.last / name
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.touch()
+        os.truncate(path, 2**40)
+    assert damaged.refused(name)
+
+
+@pytest.mark.parametrize("name", [".lock", "events.jsonl"])
+def test_no_file_elsewhere_is_cut_or_written_through_a_link(name, tmp_path) -> None:
+    folder, other = tmp_path / "run", tmp_path / "precious"
+    folder.mkdir()
+    other.write_text("precious\n")
+    (folder / name).symlink_to(other)
+    with pytest.raises(InvalidData) as caught:
+        RunFolder(folder)
+    assert str(folder) in caught.value.what
+    assert other.read_text() == "precious\n"
+
+
+def test_events_in_a_pipe_are_not_waited_for(tmp_path) -> None:
+    os.mkfifo(tmp_path / "events.jsonl")
+    with RunFolder(tmp_path) as run, pytest.raises(InvalidData, match="not a plain file"):
+        run.read_events()
+
+
 # Trouble while saving
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Union
 
 from secateur.errors import DamagedCheckpoint, Interrupted, SecateurError, place_of, unknown_name
+from secateur.files import is_full
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -160,5 +161,6 @@ def _complain(error: SecateurError | OSError) -> int:
     installed = [str(Path(__file__).parent.parent), *sysconfig.get_paths().values()]
     # A file that is missing may be one that the user's code has asked for.
     place = place_of(error, *(f"{folder}{os.sep}" for folder in installed), "<") if isinstance(error, OSError) else ""
-    print(f"secateur: {error}{place}", file=sys.stderr)
+    full = "the disk is full: " if is_full(error) else ""
+    print(f"secateur: {full}{error}{place}", file=sys.stderr)
     return 2

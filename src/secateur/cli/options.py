@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 CHOOSE_ON = 0.1
 """Share of the training images to choose by, where something is to be chosen and no share is typed."""
+
+
+MOST_NUMBERS = 2**31
+"""In an input: 8 gigabytes in single precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +177,9 @@ def parse_shape(text: str | None) -> tuple[int, ...] | None:
     sizes = text.split("x")
     if not all(size.isdecimal() and int(size) for size in sizes):
         wanted = "positive sizes joined by x, as 1x3x224x224"
-        raise InvalidSetting("--input is not a shape", got=repr(text), wanted=wanted)
+        raise InvalidSetting("--input is not a shape", got=f"{text!r:.80}", wanted=wanted)
+    if math.prod(map(int, sizes)) > MOST_NUMBERS:
+        raise InvalidSetting("--input is too large", got=f"{text!r:.80}", wanted=f"{MOST_NUMBERS:,} numbers at most")
     return tuple(map(int, sizes))
 
 

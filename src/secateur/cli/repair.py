@@ -65,7 +65,7 @@ class Repair:
 
         order = self._order()
         check_folder(order)
-        if self.out.is_file() or (self.out.is_dir() and any(self.out.iterdir())):
+        if self.out.is_file() or (self.out.is_dir() and any(self.out.glob("[!.]*"))):
             raise InvalidSetting(f"{self.out} is there already", remedy="Name another folder: --out FOLDER")
         shown = nullcontext(lambda step: None) if self.quiet else waiting(f"repairing {self.network}")
         with shown as say:

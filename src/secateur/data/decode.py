@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -50,8 +52,15 @@ def read_map(path: str) -> Tensor:
         return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width)
 
 
+def check_plain(path: str) -> None:
+    """Raise for a pipe, which would be waited for, and for a device, which has no end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
+        raise ValueError("not a plain file")
+
+
 def open_image(path: str) -> Any:
     """A Pillow image of which only the header is read; raises if it is too large to decode."""
+    check_plain(path)
     image = import_extra("PIL.Image", "vision").open(path, formats=FORMATS)
     if image.width * image.height > MAX_PIXELS:
         image.close()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from secateur.data.decode import MAX_BYTES, Decoder, plain_jpeg_size
+from secateur.data.decode import MAX_BYTES, Decoder, check_plain, plain_jpeg_size
 from secateur.data.views import Packed, View, pack, render_batch, to_device, together
 from secateur.data.workers import in_workers
 
@@ -64,6 +64,7 @@ def read_part(photos: Photos, part: Part, memory: Tensor) -> tuple[list[int], li
     for place, (index, numbers) in enumerate(zip(*part, strict=True)):
         path, content = photos.paths[index], None
         with photos.layout.reading(path):
+            check_plain(path)
             # A Path takes longer than the file.
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123
                 read = slice(end, end + file.readinto(contents[end:]))

@@ -36,6 +36,8 @@ ENCODINGS = {1: "latin-1", 2: "latin-1", 4: "utf-16-le", 16: "utf-8", 17: "utf-1
 
 def read_mat(path: str | Path, name: str) -> Any:
     """The variable of that name: a tensor, text, or a list of structs, each a dict; None for other kinds."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError("not a plain file")  # a pipe would be waited for
     size = Path(path).stat().st_size
     if size > MAX_BYTES:
         raise ValueError(f"{size:,} bytes, more than {MAX_BYTES:,}")

@@ -138,7 +138,7 @@ def _read_exactly(model: nn.Module, own: dict[str, Tensor], path: Path) -> dict[
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             _check_shapes(model, own, shapes, path)
             return {name: file.get_tensor(name) for name in own}
-    except (OSError, SafetensorError, KeyError, RuntimeError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, RuntimeError, ValueError, MemoryError) as error:
         if isinstance(error, InvalidData):
             raise
         raise InvalidData(f"{path} cannot be read", got=error) from error

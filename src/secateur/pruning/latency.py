@@ -117,7 +117,7 @@ class LatencyTable:
             ):
                 raise ValueError("a row does not have a number for each width")
             return cls(str(data["where"]), tuple(layers))
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise InvalidData(f"this is not a latency table: {error}", remedy="Measure it again") from error
 
 

@@ -14,13 +14,13 @@ from secateur.channels.analyze import analyze
 from secateur.channels.shrink import shrink, tensors_of
 from secateur.channels.verify import confirm
 from secateur.errors import InvalidSetting
-from secateur.files import write_tensors
+from secateur.files import serialize
 from secateur.pruning.repair import repair
 from secateur.pruning.selection import count_filters
 from secateur.randomness import seeded
 from secateur.recipes.jobs import Job, Order, build
 from secateur.recipes.starts import begin, plan_of
-from secateur.results.artifact import save
+from secateur.results.artifact import write_result
 from secateur.results.summary import shape_of
 from secateur.runs.events import Result, Start
 from secateur.runs.record import WHOLE
@@ -112,8 +112,7 @@ def repair_network(
         "input": shape_of(graph.input),
         "repair": {"images": images, "plan": str(plan) if plan is not None else None, "plain": done.plain},
     }
-    write_tensors(out / WHOLE, tensors_of(whole))
-    save(result, out, **about)
+    write_result(result, out, about, {WHOLE: serialize(tensors_of(whole))})
     return done
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from secateur.channels.cost import Cost
 from secateur.channels.example import Example
-from secateur.errors import InvalidSetting
+from secateur.errors import InvalidData, InvalidSetting, SecateurError
 from secateur.files import read_json, write_atomic
 from secateur.pruning.latency import LatencyTable
 from secateur.pruning.measure import measure_latency, time_networks
@@ -48,7 +48,17 @@ def latency_table(
         table = measure_latency(job.model, multiple_of=multiple, **_to_time(job, settings, engine))
         write_atomic(path, json.dumps(table.to_dict()))
     world.wait()
-    return LatencyTable.from_dict(read_json(path))
+    return read_table(path)
+
+
+def read_table(path: Path) -> LatencyTable:
+    """The table in a file; raises with its path if it is none."""
+    try:
+        return LatencyTable.from_dict(read_json(path))
+    except SecateurError as error:
+        if str(path) in error.what:
+            raise
+        raise InvalidData(f"{path} is damaged", got=error, remedy="Start a new run in another folder") from error
 
 
 def _to_time(job: Job, settings: TickTock | Training, engine: Engine) -> dict[str, Any]:

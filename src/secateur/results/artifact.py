@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from secateur.channels.guard import check_extra_state
 from secateur.channels.shrink import tensors_of
 from secateur.data.preprocessing import Preprocessing
 from secateur.errors import InvalidSetting
-from secateur.files import to_json, write_atomic, write_tensors
+from secateur.files import serialize, to_json, write_together
 from secateur.models.lookup import is_known
 from secateur.results.summary import summarize
 from secateur.runs.events import Result
@@ -25,7 +26,7 @@ SHOWN = 50
 def save(result: Result, path: str | Path, **about: Any) -> Path:
     """Write the result into a folder: `plan.json`, `model.safetensors`, `history.jsonl`, `summary.json` and `card.md`.
 
-    Each file appears whole or not at all; files of an earlier result in the folder are replaced. `about` is plain data
+    An earlier result in the folder stays until the new one is on the disk, and is then replaced. `about` is plain data
     for the summary, such as where the network came from. Three of its names are read again: `network` (name and
     options), `classes` (their names) and `preprocessing` (a `Preprocessing(...).to_dict()`).
     """
@@ -36,19 +37,24 @@ def save(result: Result, path: str | Path, **about: Any) -> Path:
             wanted="a folder",
             remedy=f"For weights alone: secateur.export(result, {str(folder.with_suffix('.safetensors'))!r})",
         )
+    write_result(result, folder, about)
+    return folder
+
+
+def write_result(result: Result, folder: Path, about: dict[str, Any], more: Mapping[str, bytes] | None = None) -> None:
+    """Write the files of `save`, and more of them."""
     check_extra_state(result.model)
     history = "".join(to_json(event.to_dict()) + "\n" for event in result.history)
     plan = {**result.plan.to_dict(), "network": about.get("network")}
-    text = card(result, about)
-    (folder / "summary.json").unlink(missing_ok=True)
-    write_tensors(folder / "model.safetensors", tensors_of(result.model))
-    write_atomic(folder / "history.jsonl", history)
-    write_atomic(folder / "plan.json", json.dumps(plan))
-    write_atomic(folder / "card.md", text)
-    # Last: a folder with a summary holds a whole result.
-    summary = to_json(summarize(result, about), indent=2)
-    write_atomic(folder / "summary.json", summary)
-    return folder
+    files = {
+        **(more or {}),
+        "model.safetensors": serialize(tensors_of(result.model)),
+        "history.jsonl": history,
+        "card.md": card(result, about),
+        "plan.json": json.dumps(plan),  # a folder with a plan can be loaded,
+        "summary.json": to_json(summarize(result, about), indent=2),  # and one with a summary holds a whole result
+    }
+    write_together(folder, files)
 
 
 def _inputs(about: dict[str, Any]) -> str:

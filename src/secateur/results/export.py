@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import logging
 import re
 import warnings
@@ -138,8 +139,7 @@ def export_program(model: nn.Module, example: Any, path: str | Path) -> float:
         two = call.batch(2)
         with quiet():
             program = torch.export.export(model, two.args, two.kwargs, dynamic_shapes=_any_batch(call))
-        with target.open("wb") as file:
-            torch.export.save(program, file)
+        write_buffered(target, lambda buffer: torch.export.save(program, buffer))
 
     def read(target: Path) -> Callable[[Example], Any]:
         with quiet(), target.open("rb") as file:
@@ -155,7 +155,7 @@ def export_torchscript(model: nn.Module, example: Any, path: str | Path) -> floa
 
     def fill(target: Path) -> None:
         traced = torch.jit.trace(model, call.args or None, example_kwarg_inputs=call.kwargs or None, strict=False)
-        torch.jit.save(traced, str(target))
+        write_buffered(target, lambda buffer: torch.jit.save(traced, buffer))
 
     def read(target: Path) -> Callable[[Example], Any]:
         program = torch.jit.load(str(target))
@@ -171,7 +171,14 @@ def export_weights(model: nn.Module, path: str | Path) -> None:
     if Path(path).suffix == ".safetensors":
         write_tensors(path, tensors_of(model))
     else:
-        write_atomic(path, lambda target: torch.save(model.state_dict(), target))
+        write_atomic(path, lambda target: write_buffered(target, lambda buffer: torch.save(model.state_dict(), buffer)))
+
+
+def write_buffered(target: Path, save: Callable[[io.BytesIO], object]) -> None:
+    """Write what torch saves; its own writers do not say that a disk is full."""
+    buffer = io.BytesIO()
+    save(buffer)
+    target.write_bytes(buffer.getbuffer())
 
 
 def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, int]:

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,12 @@ from torch import Tensor, nn
 from secateur.channels.guard import check_extra_state
 from secateur.channels.shrink import tensors_of
 from secateur.errors import InvalidData, InvalidSetting
+from secateur.files import serialize, write_atomic, write_synced
 from secateur.models.weights import load_weights_
 from secateur.runs.events import Event, Finished, from_dict
 from secateur.runs.settings import TickTock
 from secateur.settings import defaults_of
-from secateur.training.checkpoint import REFUSALS, RunFolder, as_it_was, read_checkpoint, read_config, serialize
+from secateur.training.checkpoint import REFUSALS, RunFolder, as_it_was, read_checkpoint, read_config
 from secateur.training.settings import Training
 
 if TYPE_CHECKING:
@@ -211,10 +213,11 @@ def continue_run(source: str | Path, target: str | Path, settings: TickTock) -> 
             raise InvalidData(f"{kept} is damaged: {error}", remedy="Prune the whole network anew") from error
         lines = events.read(length)
         _check_smaller(source, settings, lines)
-        (target / "events.jsonl").write_bytes(lines)
+        write_synced(target / "events.jsonl", lines)
         for path in files:
-            shutil.copyfile(path, target / path.name)
-        shutil.copytree(kept, target / "checkpoints" / f"{1:08}", dirs_exist_ok=True)
+            write_atomic(target / path.name, partial(shutil.copyfile, path))
+        for path in kept.iterdir():
+            write_atomic(target / "checkpoints" / f"{1:08}" / path.name, partial(shutil.copyfile, path))
         folder.write_config({**config, "settings": settings.to_dict()})
 
 

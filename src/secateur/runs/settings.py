@@ -172,7 +172,7 @@ class TickTock(Settings):
     def check(self) -> None:
         self.budget.counts  # noqa: B018  # raises without a budget
         self.require("0 or more", "retrain_epochs", "rank_power", "repair", holds=lambda value: value >= 0)
-        self.require("1 or more", "latency_batch", holds=lambda value: value >= 1)
+        self.require("1 to a million", "latency_batch", holds=lambda value: 1 <= value <= 10**6)
         check_seed(self.seed)
 
     @classmethod

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -18,10 +19,9 @@ from typing import Any, Self
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from secateur.errors import DamagedCheckpoint, InvalidData, InvalidSetting, RunInUse
-from secateur.files import read_json, sync_folder, to_json, write_atomic, write_synced
+from secateur.files import read_bytes, read_json, reason, sync_folder, to_json, write_atomic, write_synced
 from secateur.training.packed import DTYPES, FORMATS, Packed, unpack
 
 RUN = {"format": "secateur-run", "version": 1}
@@ -30,9 +30,11 @@ TAKEN = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 """What systems answer if somebody else holds the lock."""
 LOCKED = 2**20
 """The byte of the lock's file that is locked where a whole file cannot be."""
-BINARY = getattr(os, "O_BINARY", 0)
-"""Windows would change the ends of lines."""
 KEPT = 2  # checkpoints: the last, and the one before in case the last is damaged
+
+# A link in a folder from elsewhere would have another file cut and written.
+OWN = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+OWN |= getattr(os, "O_BINARY", 0)  # Windows would change the ends of lines
 
 # What reading bytes that anybody may have changed can raise; safetensors and torch have their own ways to refuse.
 REFUSALS = (OSError, ValueError, TypeError, KeyError, RuntimeError, OverflowError, AssertionError, SafetensorError)
@@ -50,11 +52,10 @@ class RunFolder:
         try:
             with self._named("open"):
                 self.path.mkdir(parents=True, exist_ok=True)
-                self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | BINARY, 0o666)
+                self._lock = os.open(self.path / ".lock", OWN, 0o666)
                 lock(self._lock, self.path)
                 self._owner = os.getpid()
-                flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | BINARY
-                self._events = os.open(self.path / "events.jsonl", flags, 0o666)
+                self._events = os.open(self.path / "events.jsonl", OWN | os.O_APPEND, 0o666)
         except BaseException:
             self.close()
             raise
@@ -67,6 +68,7 @@ class RunFolder:
     def write(self, name: str, content: str | bytes) -> None:
         """Write a file beside the checkpoints; it appears whole or not at all."""
         with self._named(f"write {name} of"):
+            self._check_own()
             write_atomic(self.path / name, content)
 
     def read_config(self) -> dict[str, Any]:
@@ -88,6 +90,8 @@ class RunFolder:
     def read_events(self) -> list[dict[str, Any]]:
         """All events so far."""
         with self._named("read events.jsonl of"):
+            if not stat.S_ISREG(os.fstat(self._events).st_mode):
+                raise OSError("not a plain file")
             *lines, _ = (self.path / "events.jsonl").read_bytes().split(b"\n")  # a line without an end is half an event
         events = []
         for number, line in enumerate(lines, 1):
@@ -109,6 +113,7 @@ class RunFolder:
         data = safetensors.torch.save(packed.tensors)
         folder = self.path / "checkpoints"
         with self._named("save a checkpoint of"):
+            self._check_own()
             os.fsync(self._events)
             body = CHECKPOINT | {
                 "events": os.fstat(self._events).st_size,
@@ -185,6 +190,12 @@ class RunFolder:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _check_own(self) -> None:
+        """Raise if the folder was removed; another run may have its place."""
+        held = self.path / ".lock"
+        if not held.exists() or not os.path.samestat(held.stat(), os.fstat(self._lock)):
+            raise InvalidData(f"the folder of the run, {self.path}, was removed or moved", remedy="Start the run again")
+
     def _checkpoints(self) -> list[Path]:
         """The complete checkpoints, oldest first."""
         found = (path for path in (self.path / "checkpoints").glob("*") if re.fullmatch("[0-9]{8,}", path.name))
@@ -206,15 +217,7 @@ class RunFolder:
             yield
         except OSError as error:
             remedy = "Make sure that the folder is writable and the disk has room, then resume: no checkpoint is lost"
-            raise InvalidData(
-                f"cannot {action} the run in {self.path}: {error.strerror or error}", remedy=remedy
-            ) from error
-
-
-def serialize(tensors: dict[str, Tensor]) -> bytes:
-    """Tensors as the bytes of a .safetensors file; copies, because tensors that share memory cannot be saved."""
-    copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
-    return safetensors.torch.save(copies)
+            raise InvalidData(f"cannot {action} the run in {self.path}: {reason(error)}", remedy=remedy) from error
 
 
 OPEN: weakref.WeakSet[RunFolder] = weakref.WeakSet()
@@ -271,7 +274,7 @@ def read_checkpoint(folder: Path, events: int) -> tuple[dict[str, Any], int]:
 
     Sizes are compared with the files before anything is read or allocated.
     """
-    body = unseal((folder / "state.json").read_bytes())
+    body = unseal(read_bytes(folder / "state.json"))
     check_format(body, CHECKPOINT)
     position = field(body, "events", int)
     length = os.fstat(events).st_size
@@ -280,6 +283,8 @@ def read_checkpoint(folder: Path, events: int) -> tuple[dict[str, Any], int]:
     if position and read_at(events, position - 1, 1) != b"\n":
         raise ValueError(f"events.jsonl had {position} bytes then, and no line ends there now")
     path = folder / "state.safetensors"
+    if not path.is_file():
+        raise ValueError("state.safetensors is not a plain file")
     if (size := path.stat().st_size) != field(body, "size", int):
         raise ValueError(f"state.safetensors has {size} bytes where {body['size']} were written")
     data = path.read_bytes()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ METRICS = {"top5": "top-5 accuracy", "miou": "mean IoU", "pixel_accuracy": "pixe
 COSTS = {"macs": "MACs", "params": "parameters", "filters": "filters"}
 COUNTED = {**COSTS, "latency": "time"}
 """What a budget may count."""
+MOST_MOMENTS = 2000
+"""That are drawn of a run: with more, the page would take long to write and to open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,18 +162,18 @@ def read_run(folder: str | Path, name: str) -> Run:
     asked = read_json(config) if config.is_file() and not alone else {}
     found = read_json(summary) if summary.is_file() else {}
     about = {**asked, **found}
-    layers = _layers(path)
+    layers, events = _layers(path), read_json_lines(history)
     ends = [_moment({"event": "Start", **_record(found, end, path)}, summary) for end in ("before", "after")]
     return Run(
         name=text(name),
         layers=layers,
-        moments=[_moment(event, history) for event in read_json_lines(history)],
+        moments=thinned(events, history),
         members=_members(asked),
         kind=text(about.get("kind", "prune")),
         settings=_record(about, "settings", path),
         engine=_record(about, "engine", path),
         setting=json.dumps([_setting(about, path), [(layer.name, layer.before) for layer in layers]]),
-        facts=_facts(about, path),
+        facts=_facts(about, path) | _not_shown(len(events)),
         ends=(ends[0], ends[1]),
         latency=_record(found, "latency", path),
         verification=_record(found, "verification", path),
@@ -179,6 +182,26 @@ def read_run(folder: str | Path, name: str) -> Run:
         running=not alone and is_running(path),
         batches=_whole(about.get("batches")),
     )
+
+
+def thinned(events: list[dict[str, Any]], path: Path, most: int = MOST_MOMENTS) -> list[Moment]:
+    """Of very many events every so many of each kind, with the removals and the time of those in between."""
+    every = -(-len(events) // most)
+    kinds = [str(event.get("event")) for event in events]
+    last = {kind: place for place, kind in enumerate(kinds)}
+    waiting: dict[str, list[dict[str, Any]]] = {kind: [] for kind in last}
+    kept: list[Moment] = []
+    for place, (kind, event) in enumerate(zip(kinds, events, strict=True)):
+        together = waiting[kind]
+        together.append(event)
+        if len(together) >= every or place in (0, last[kind]):
+            removed, seconds = Counter[str](), 0.0
+            for each in together:
+                removed.update(_removed(each, path))
+                seconds += number(each.get("seconds")) or 0.0
+            kept.append(replace(_moment(event, path), removed=dict(removed), seconds=seconds))
+            together.clear()
+    return kept
 
 
 def is_running(folder: Path) -> bool:
@@ -199,10 +222,7 @@ def _moment(event: dict[str, Any], path: Path) -> Moment:
     phase = event.get("event")
     if not isinstance(phase, str) or phase not in PHASES:
         raise InvalidData(f"{path} is damaged", got=text(event), wanted="an event of a run")
-    removed = _record(event, "removed", path)
     scores = event.get("scores", [])
-    if not all(isinstance(count, int) and 0 <= count < 2**31 for count in removed.values()):
-        raise InvalidData(f"{path} is damaged", got=text(removed), wanted="numbers of removed channels")
     if not isinstance(scores, list):
         raise InvalidData(f"{path} is damaged", got=text(scores), wanted="a list of scores")
     counted = {word: _whole(event.get(key)) for key, word in (("number", ""), ("epoch", "epoch "))}
@@ -220,10 +240,17 @@ def _moment(event: dict[str, Any], path: Path) -> Moment:
         metrics={METRICS.get(n, text(n)): number(value) for n, value in _record(event, "metrics", path).items()},
         loss=number(event.get("loss")),
         seconds=number(event.get("seconds")) or 0.0,
-        removed=removed,
+        removed=_removed(event, path),
         scores=[number(score) for score in scores],
         threshold=number(event.get("threshold")),
     )
+
+
+def _removed(event: dict[str, Any], path: Path) -> dict[str, int]:
+    removed = _record(event, "removed", path)
+    if not all(isinstance(count, int) and 0 <= count < 2**31 for count in removed.values()):
+        raise InvalidData(f"{path} is damaged", got=text(removed), wanted="numbers of removed channels")
+    return removed
 
 
 def _layers(path: Path) -> list[Layer]:
@@ -249,6 +276,11 @@ def _setting(about: dict[str, Any], path: Path) -> list[Any]:
     order["weights"] = str(order.get("weights")).replace(f"seed{settings.pop('seed', None)}", "seed")
     rest = ("kind", "engine", "network", "input", "hardware", "versions")
     return [settings, order, *(about.get(key) for key in rest)]
+
+
+def _not_shown(count: int) -> dict[str, str]:
+    every = -(-count // MOST_MOMENTS)
+    return {"events": f"{count:,}, of which one in {every} is drawn"} if every > 1 else {}
 
 
 def _facts(about: dict[str, Any], path: Path) -> dict[str, str]:

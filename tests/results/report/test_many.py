@@ -1,0 +1,61 @@
+"""Runs of a hundred thousand events: some of them are drawn, and nothing that was removed is lost."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from secateur.errors import InvalidData
+from secateur.results.report.read import MOST_MOMENTS, read_run, thinned
+
+
+def written(folder: Path, ticks: int) -> list[dict]:
+    """Repeat the Ticks and Tocks of a run, until there are so many."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    start, end = events[0], events[-1]
+    tick = next(event for event in events if event["event"] == "Tick")
+    tock = {**tick, "event": "Tock", "epoch": 1, "epochs": 2, "removed": {}}
+    group = next(iter(tick["removed"]))
+    middle = [
+        event
+        for number in range(1, ticks + 1)
+        for event in (
+            {**tick, "number": number, "removed": {group: int(number % 1000 == 0)}},
+            {**tock, "number": number},
+        )
+    ]
+    made = [start, *middle, end]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in made))
+    return made
+
+
+def test_what_is_not_drawn_is_counted(copied: Path) -> None:
+    events = written(copied, 3 * MOST_MOMENTS)
+    run = read_run(copied, "run")
+    assert MOST_MOMENTS / 2 < len(run.moments) <= MOST_MOMENTS + 4
+    assert run.facts["events"] == f"{len(events):,}, of which one in 7 is drawn"
+    removed, wanted = Counter[str](), Counter[str]()
+    for moment in run.moments:
+        removed.update(moment.removed)
+    for event in events:
+        wanted.update(event.get("removed", {}))
+    assert +removed == +wanted
+    assert sum(moment.seconds for moment in run.moments) == pytest.approx(sum(e["seconds"] for e in events))
+    assert [run.moments[place].phase for place in (0, -1)] == [events[place]["event"] for place in (0, -1)]
+    assert {moment.number for moment in run.moments if moment.phase == "Tick"} >= {7, 3 * MOST_MOMENTS}
+
+
+def test_few_events_are_all_drawn(copied: Path) -> None:
+    events = written(copied, 10)
+    run = read_run(copied, "run")
+    assert len(run.moments) == len(events)
+    assert "events" not in run.facts
+
+
+@pytest.mark.parametrize("change", [{"event": ["Tick"]}, {"removed": {"0": "x"}}, {"removed": [1]}])
+def test_damage_among_what_is_not_drawn_is_refused(change: dict, copied: Path) -> None:
+    events = written(copied, 100)
+    events[101].update(change)
+    with pytest.raises(InvalidData):
+        thinned(events, copied / "events.jsonl", 5)
