@@ -202,12 +202,13 @@ def test_computed_weights_need_a_norm(normed: bool) -> None:
     assert kinds(gates.whole) == ({} if normed else {"0": Kind.COMPUTED_WEIGHT})
 
 
-def test_weight_norm_stays_whole() -> None:
-    """Its scale and direction are two parameters: the analysis keeps its channels, so that there is nothing to gate."""
+def test_weight_norm_has_no_gate() -> None:
+    """Its scale and direction are two parameters: plans can cut its channels, but there is nothing to gate."""
     normed = torch.nn.utils.parametrizations.weight_norm(conv(3, 8))
     graph = graph_of(nn.Sequential(normed, nn.ReLU(), conv(8, 6), nn.ReLU(), conv(6, 2)))
-    assert [group.name for group in graph.groups] == ["2"]
+    assert [group.name for group in graph.groups] == ["0", "2"]
     assert {site.module for site in graph.sites} == {"2"}
+    assert set(graph.ungated) == {"0"}
 
 
 def test_biases_that_autocast_has_cast_are_still_their_layers() -> None:

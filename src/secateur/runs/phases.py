@@ -169,6 +169,10 @@ class TrainPhase(Phase):
             what = f"{self.name} needs labels, which the data do not have"
             wanted = "0 epochs, or distill=1 to learn from the whole network alone" if self.distills else "0 epochs"
             raise InvalidSetting(what, got=counted(self.schedule.epochs, "epoch"), wanted=wanted)
+        if self.distills and self.learning.distill == 1 and _own_teacher(run):
+            remedy = "Name another: --teacher; or let labels count, as with --distill 0.9"
+            what = "distill=1 learns from the whole network alone, and that is the one that trains"
+            raise InvalidSetting(what, got=1.0, remedy=remedy)
         make_optimizer(run.trained, self.learning)
 
     def start(self, run: Run) -> None:
@@ -242,6 +246,11 @@ class TrainPhase(Phase):
         self.unfinished = state["unfinished"]
         if state.get("best") is not None:
             self.best = Best(**state["best"])
+
+
+def _own_teacher(run: Run) -> bool:
+    """Whether the network that trains would be its own teacher, as it is now."""
+    return run.started_whole and run.teacher is None and run.pruning is None
 
 
 def only_train_(model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:

@@ -349,9 +349,12 @@ def lock(handle: int, path: Path) -> None:
 
 
 def read_at(handle: int, place: int, count: int) -> bytes:
-    """So many bytes of an open file from there on; Windows has no os.pread."""
+    """So many bytes of an open file from there on, which stays where it is; Windows has no os.pread."""
+    before = os.lseek(handle, 0, os.SEEK_CUR)
     os.lseek(handle, place, os.SEEK_SET)
-    return os.read(handle, count)
+    found = os.read(handle, count)
+    os.lseek(handle, before, os.SEEK_SET)
+    return found
 
 
 def _take(handle: int, path: Path) -> None:
