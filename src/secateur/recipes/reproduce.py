@@ -64,7 +64,7 @@ class Conditions:
         """The order of a step, but for what it starts from."""
         teacher = self.network_of(step.teacher) if step.teacher is not None else None
         erase = self.order.erase if step.erase is None else step.erase
-        no_labels = self.experiment.no_labels and step.name != "baseline"
+        no_labels = self.order.no_labels or (self.experiment.no_labels and step.name != "baseline")
         return replace(self.order, teacher=teacher, erase=erase, no_labels=no_labels)
 
     def source_of(self, step: Step) -> str | None:

@@ -99,7 +99,7 @@ class Run:
         """Optimizer steps of this process."""
         self.on_step: Callable[[str, int, int], None] | None = None
         """Called after every step with the phase, the batches done, and how many there are."""
-        self._check_phases(teacher or whole or model)
+        self._check_phases(next(each for each in (teacher, whole, model) if each is not None))
         self.keep_good_state()
         self.record = Record(self, folder, about or {}, compared or {}) if folder is not None else None
 
@@ -168,7 +168,7 @@ class Run:
 
     def distilled(self, learning: Learning) -> Loss:
         """The loss of the task, with a teacher where the settings say so."""
-        teacher = self.teacher or self.whole
+        teacher = self.whole if self.teacher is None else self.teacher
         if not learning.distill or teacher is None:
             return self.task.loss
         amount, temperature = learning.distill, learning.distill_temperature
