@@ -60,7 +60,7 @@ def test_the_score_of_a_branch_is_that_of_the_gates_on_its_addend() -> None:
 
 
 @pytest.mark.parametrize(
-    "score", ["taylor", "fisher", "slim", "pcnn", "apoz", "l1", "l2", "fpgm", "residual", "random"]
+    "score", ["taylor", "fisher", "slim", "pcnn", "apoz", "l1", "l2", "fpgm", "residual", "measured", "random"]
 )
 def test_every_score_has_one_for_branches(score: str) -> None:
     pruner, optimizer = observed(weak(), score=score)
@@ -68,7 +68,7 @@ def test_every_score_has_one_for_branches(score: str) -> None:
     found = pruner.score.branches(channels, pruner.kept)
     assert found.shape == (3,)
     assert bool((found >= 0).all())
-    if score in ("l1", "l2", "fpgm", "residual", "random"):  # of the filters of its own
+    if score in ("l1", "l2", "fpgm", "residual", "measured", "random"):  # of the filters of its own
         inside = [graph().within(branch) for branch in graph().branches]
         torch.testing.assert_close(found, torch.stack([channels[own].sum() for own in inside]).double())
     removal = pruner.prune(budget=Budget(macs=0.5), optimizer=optimizer)

@@ -56,7 +56,10 @@ def test_degenerate_layers(name: str, repair: int) -> None:
     assert same(states(net), before)
 
 
-@pytest.mark.parametrize("score", ["fisher", "slim", "pcnn", "apoz", "residual", "l1", "l2", "fpgm", "random"])
+SCORES = ["fisher", "slim", "pcnn", "apoz", "residual", "measured", "l1", "l2", "fpgm", "random"]
+
+
+@pytest.mark.parametrize("score", SCORES)
 def test_scores_of_dead_layers(score: str) -> None:
     assert_finite(pruned(changed(DEGENERATE["weights of zeros"]), score=score))
 

@@ -157,7 +157,7 @@ def test_limits_hold() -> None:
     assert model.hidden.out_features in (4, 8, 9)
 
 
-@pytest.mark.parametrize("score", ["fisher", "slim", "pcnn", "l1", "l2", "fpgm", "apoz", "residual"])
+@pytest.mark.parametrize("score", ["fisher", "slim", "pcnn", "l1", "l2", "fpgm", "apoz", "residual", "measured"])
 def test_other_scores_run_the_same_schedule(score: str) -> None:
     net, graph, task = prepared()
     settings = quick(score=score, rank="score_per_mac", tock_every=0, finetune_epochs=0, tick_removes=0.3)

@@ -21,6 +21,7 @@ from secateur.errors import InvalidModel, InvalidSetting
 from secateur.pruning.gated import FilterScale
 from secateur.pruning.gates import Gates, insert_gates_, merge_gates_
 from secateur.pruning.latency import LatencyTable
+from secateur.pruning.measured import Measured as Measured  # registers it
 from secateur.pruning.plain import plain_copy, take_weights_
 from secateur.pruning.repair import gather, repair_
 from secateur.pruning.residual import Residual as Residual  # registers it
@@ -78,7 +79,7 @@ class Pruner:
     """Gates on a model that you train yourself. The model is changed in place, and is yours again after `finish`.
 
     graph: the channel graph of the model, if you have it; otherwise the model is analysed with the example.
-    score: a name (taylor, fisher, slim, pcnn, l1, l2, fpgm, apoz, residual, random) or a `Score`.
+    score: a name (taylor, fisher, slim, pcnn, l1, l2, fpgm, apoz, residual, measured, random) or a `Score`.
     rank: by score, or by score per MAC, parameter or microsecond that the removal of the channel saves.
     rank_power: the score is divided by this power of that saving.
     latency: the times of the layers, from `measure_latency`; for ranks by microsecond and budgets of latency.

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from secateur.channels.cost import is_kept
+from secateur.channels.groups import ChannelGraph
 from secateur.channels.labels import Role
+from secateur.channels.plan import Plan
 from secateur.errors import InvalidModel
 from secateur.pruning.gates import Gates
 from secateur.pruning.hook import Hook
@@ -46,9 +48,8 @@ class Reader:
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Of the sums over its inputs and its gradients."""
         weight, inputs = self.module.weight, self.channels.numel()
-        transposed = isinstance(self.module, _ConvTransposeNd)
         yield f"inputs of {self.name}", (self.groups, inputs, inputs)
-        yield f"gradients of {self.name}", (weight.shape[1] * self.groups if transposed else weight.shape[0],)
+        yield f"gradients of {self.name}", (weight.shape[1] * self.groups if self.transposed else weight.shape[0],)
 
     def by_channel(self, data: Tensor) -> Tensor:
         """Inputs or outputs as rows: (positions of all images, channels), at least in single precision."""
@@ -60,7 +61,7 @@ class Reader:
         """(groups, samples, inputs)."""
         rows = self.by_channel(data)
         if isinstance(self.module, nn.Linear):
-            rows = rows[:, self.order.to(rows.device)].transpose(1, 2).flatten(0, 1)
+            rows = rows[:, self.order].transpose(1, 2).flatten(0, 1)
         total = rows.shape[0]
         # A step that shares no factor with the sizes of the images, so that it does not keep to some columns.
         step = next(step for step in count(max(1, total // PLACES)) if gcd(step, total) == 1)
@@ -70,12 +71,28 @@ class Reader:
         """The weights: (groups, outputs, inputs, taps or positions)."""
         weight = self.module.weight.detach().double()
         if isinstance(self.module, nn.Linear):
-            return weight[:, self.order.to(weight.device)][None]
+            return weight[:, self.order][None]
         grouped = weight.unflatten(0, (self.groups, -1)).flatten(3)
-        if not isinstance(self.module, _ConvTransposeNd):
-            return grouped
-        # With strides an output reads a share of the taps only.
-        return grouped.transpose(1, 2) / prod(self.module.stride) ** 0.5
+        return grouped.transpose(1, 2) / self._spread if self.transposed else grouped
+
+    @torch.no_grad()
+    def put_(self, filters: Tensor) -> None:
+        """Give the layer these weights, in the shape of `filters`."""
+        weight = self.module.weight
+        if isinstance(self.module, nn.Linear):
+            weight[:, self.order] = filters[0].to(weight)
+            return
+        grouped = filters.transpose(1, 2) * self._spread if self.transposed else filters
+        weight.copy_(grouped.reshape(weight.shape))
+
+    @property
+    def transposed(self) -> bool:
+        return isinstance(self.module, _ConvTransposeNd)
+
+    @property
+    def _spread(self) -> float:
+        """With strides an output of a transposed convolution reads a share of the taps only."""
+        return prod(self.module.stride) ** 0.5 if isinstance(self.module, _ConvTransposeNd) else 1.0
 
 
 @register("residual")
@@ -97,7 +114,7 @@ class Residual(Score):
         super().begin(gates)
         self.close()
         device = gates.phis[0].device
-        self.readers = list(_readers(gates))
+        self.readers = list(readers_in(gates.model, gates.whole, gates.present))
         wanted = dict(shape for reader in self.readers for shape in reader.shapes())
         self.numbers = {name: number for number, name in enumerate(wanted)}
         wanted["counts"] = (len(wanted),)
@@ -142,24 +159,31 @@ class Residual(Score):
     def end(self) -> Tensor:
         total = torch.zeros(self.gates.graph.num_channels, dtype=torch.float64, device="cpu")
         known = torch.zeros_like(total, dtype=torch.bool)
-        counts = self.sums["counts"].tolist()
-        for reader in self.readers:
-            names = [name for name, _ in reader.shapes()]
-            seen = [counts[self.numbers[name]] for name in names]
-            if all(seen):
-                moments, importance = (self.sums[name] / number for name, number in zip(names, seen, strict=True))
-                filters = reader.filters() * importance.view(reader.groups, -1, 1, 1).sqrt()
-                here = is_kept(reader.channels, self.gates.kept)
-                for channels, lost in _losses(moments[:, here][:, :, here], filters[:, :, here], reader.channels[here]):
-                    total[channels] += lost.cpu()
-                    known[channels] = True
-        if not bool(known.any()):
-            raise InvalidModel(
-                "Residual has seen no layer that reads channels", wanted="modules with a gradient that is finite"
-            )
+        for reader, moments, importance in self.seen():
+            here = is_kept(reader.channels, self.gates.kept)
+            filters, moments = weighted(reader.filters(), importance)[:, :, here], moments[:, here][:, :, here]
+            for channels, lost in losses(*inverse_of(moments), filters, reader.channels[here]):
+                total[channels] += lost.cpu()
+                known[channels] = True
         self.close()
         total[~known] = torch.inf
         return total
+
+    def seen(self) -> list[tuple[Reader, Tensor, Tensor]]:
+        """The layers that got gradients, with the moments of their inputs and the importance of their outputs."""
+        counts, found = self.sums["counts"].tolist(), []
+        for reader in self.readers:
+            names = [name for name, _ in reader.shapes()]
+            passes = [counts[self.numbers[name]] for name in names]
+            if all(passes):
+                moments, importance = (self.sums[name] / number for name, number in zip(names, passes, strict=True))
+                found.append((reader, moments, importance))
+        if not found:
+            raise InvalidModel(
+                f"{type(self).__name__} has seen no layer that reads channels",
+                wanted="modules with a gradient that is finite",
+            )
+        return found
 
     def close(self) -> None:
         for handle in self.handles:
@@ -170,18 +194,21 @@ class Residual(Score):
         return self.sums
 
 
-def _readers(gates: Gates) -> Iterator[Reader]:
-    graph, device = gates.whole, gates.phis[0].device
+def readers_in(model: nn.Module, graph: ChannelGraph, present: Plan) -> Iterator[Reader]:
+    """The layers of a model that read channels.
+
+    present: what its tensors have of the whole network.
+    """
     for (tensor, axis), channels in graph.axes.items():
-        if tensor in gates.present.gone:
+        if tensor in present.gone:
             continue
         path, _, attribute = tensor.rpartition(".")
-        module = gates.model.get_submodule(path)
+        module = model.get_submodule(path)
         if attribute != "weight" or not isinstance(module, nn.Linear | _ConvNd):
             continue
         if graph.roles[tensor, axis] != Role.CONSUMES:
             continue
-        channels = channels[is_kept(channels, gates.present.kept)]
+        channels = channels[is_kept(channels, present.kept)]
         order = torch.arange(channels.numel(), device="cpu")[:, None]
         if isinstance(module, nn.Linear):
             found = features_of(channels)
@@ -189,17 +216,26 @@ def _readers(gates: Gates) -> Iterator[Reader]:
             channels = channels[order[:, 0]]
         elif isinstance(module, _ConvTransposeNd):
             channels = channels[: channels.numel() // module.groups]
-        yield Reader(tensor, module, channels, order.to(device))
+        yield Reader(tensor, module, channels, order.to(module.weight.device))
 
 
-def _losses(moments: Tensor, filters: Tensor, channels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Channels, and what is lost with each: all its inputs go at once, and the others are re-fitted.
+def weighted(filters: Tensor, importance: Tensor) -> Tensor:
+    """Filters as they count: each output by the root of its importance."""
+    return filters * importance.view(*filters.shape[:2], 1, 1).sqrt()
 
-    moments: (groups, inputs, inputs); filters: (groups, outputs, inputs, taps); channels: of the inputs.
-    """
+
+def inverse_of(moments: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse of the moments with a ridge, and that ridge: (groups, inputs, inputs) and (groups, inputs)."""
     diagonal = moments.diagonal(dim1=-2, dim2=-1)
     ridge = ROUNDING * diagonal + RIDGE * diagonal.mean(-1, keepdim=True).clamp_min(1e-30)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(moments + torch.diag_embed(ridge)))
+    return torch.cholesky_inverse(torch.linalg.cholesky(moments + torch.diag_embed(ridge))), ridge
+
+
+def losses(inverse: Tensor, ridge: Tensor, filters: Tensor, channels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Channels, and what is lost with each: all its inputs go at once, and the others are re-fitted.
+
+    inverse, ridge: as `inverse_of` gives them; filters: (groups, outputs, inputs, taps); channels: of the inputs.
+    """
     rows = filters.transpose(1, 2).flatten(2)
     numbers, counts = torch.unique(channels, return_counts=True)
     ends, order = torch.cumsum(counts, 0), torch.argsort(channels, stable=True)
