@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import doing
 import miniature_images
 import own_networks
 import pytest
+import torch
+from torchvision.models import mobilenet_v2
 
 from secateur.cli.display import Display
 from secateur.recipes.paper import RECIPES, find_recipe
@@ -217,12 +220,44 @@ def test_segmentation_shows_what_both_networks_predict(
     assert status == 0, err
     page = page_of(tmp_path / "out", "segmentation", "fcn32s-voc")
     heads, rows = read_page(page)
-    assert heads == ["network", "MACs", "parameters", "miou", "pixel_accuracy", "the paper"]
-    assert rows["pruned"][0] == fell(summaries(tmp_path / "out", "fcn32s-voc")["pruned"], "macs")
-    assert f"![What both networks predict]({page.with_suffix('.svg').name})" in text
+    metrics = ["before fine-tuning", "miou", "pixel_accuracy", "epochs"]
+    assert heads == ["network", "MACs", "parameters", *metrics, "the paper: FCN-32s, VOC"]
+    assert list(rows) == ["whole", "pruned", "half"]
+    done = summaries(tmp_path / "out", "fcn32s-voc")
+    for name in ("pruned", "half"):
+        assert rows[name][0] == fell(done[name], "macs")
+        history = tmp_path / "out" / "fcn32s-voc" / f"{name}-seed0" / "result" / "history.jsonl"
+        events = [json.loads(line) for line in history.read_text().splitlines()]
+        [*_, last] = [event for event in events if event["event"] in ("Tick", "Tock")]
+        assert rows[name][2] == f"{last['metrics']['miou']:.2f}"
+        assert rows[name][5] == str(sum(event["event"] in ("Tock", "FineTune", "Train") for event in events))
+    assert (rows["whole"][0], rows["whole"][2]) == ("+0.0%", "-")
+    assert f"![What the networks predict]({page.with_suffix('.svg').name})" in text
     drawing = list(ElementTree.parse(page.with_suffix(".svg")).iter())
-    # An image, the truth, and two networks' labels, for each of three images.
-    assert sum(node.tag.endswith("}image") for node in drawing) == 3 * 4
+    # An image, the truth, and three networks' labels, for each of three images.
+    assert sum(node.tag.endswith("}image") for node in drawing) == 3 * 5
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, text, err = secateur("reproduce", "segmentation", *arguments, "--out", tmp_path / "out")
+    assert status == 0, err
+    assert read_page(page)[1] == rows
+    assert "No pictures are drawn: matplotlib is not installed" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deeplab-mobilenetv2-camvid", "fcn-mobilenetv2-camvid"])
+def test_segmentation_on_camvid(secateur: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    recipe = find_recipe(name).but(input_size=(3, 32, 64))
+    monkeypatch.setitem(RECIPES, name, lambda: recipe)
+    miniature_images.write_camvid(tmp_path / "camvid", num_images=2)
+    torch.save(mobilenet_v2(width_mult=0.25).state_dict(), tmp_path / "weights.pth")
+    arguments = ["--width", "0.25", "--data", tmp_path / "camvid", "--weights", tmp_path / "weights.pth"]
+    short = ["--epochs-scale", "0.01", "--device", "cpu", "--quiet", "--out", tmp_path / "out"]
+    status, _, err = secateur("reproduce", "segmentation", "--recipe", name, *arguments, *short)
+    assert status == 0, err
+    rows = read_page(page_of(tmp_path / "out", "segmentation", name))[1]
+    assert list(rows) == ["whole", "pruned", "half"]
+    assert rows["whole"][-2] == "1"
 
 
 def test_segmentation_needs_label_maps(reproduce: Call, tmp_path: Path) -> None:

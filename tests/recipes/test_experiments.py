@@ -56,13 +56,13 @@ def test_every_experiment_begins_with_the_papers_baseline(name: str) -> None:
         ("table2", "resnet50-imagenet", {"GBN-60": 1 - 0.4054, "GBN-50": 1 - 0.5506}),
         ("throughput", "resnet50-imagenet", {"GBN-60": 1 - 0.4054, "GBN-50": 1 - 0.5506}),
         ("appendix-d", "resnet50-imagenet", {"GBN-60": 1 - 0.4054}),
-        ("segmentation", "fcn32s-voc", {"pruned": 1 - 0.27}),
+        ("segmentation", "fcn32s-voc", {"pruned": 1 - 0.27, "half": 0.5}),
     ],
 )
 def test_networks_are_pruned_to_the_papers_cost(name: str, recipe: str, steps: dict[str, float]) -> None:
     experiment = find_experiment(name)
     assert experiment.recipe == recipe
-    found = {step.name: step for step in experiment.steps[1:]}
+    found = {step.name: step for step in experiment.steps[1:] if step.name != "whole"}
     pruning = {name: pruning_of(step) for name, step in found.items()}
     assert {name: settings.budget.macs for name, settings in pruning.items()} == pytest.approx(steps)
     for name, step in found.items():
@@ -187,9 +187,27 @@ def test_networks_without_labels_are_cut_repaired_and_distilled() -> None:
 
 
 def test_segmentation_is_for_data_with_label_maps() -> None:
+    for name in ("fcn32s-voc", "deeplab-mobilenetv2-camvid", "fcn-mobilenetv2-camvid"):
+        assert find_experiment("segmentation", name).recipe == name
     with pytest.raises(InvalidSetting) as caught:
         find_experiment("segmentation", "resnet56-cifar10")
     assert caught.value.wanted == "a label for every pixel"
+
+
+@pytest.mark.parametrize("name", ["deeplab-mobilenetv2-camvid", "fcn-mobilenetv2-camvid"])
+def test_the_whole_network_trains_as_long_as_the_pruned_ones(name: str) -> None:
+    """One Tock, whatever the budget; the same rates, data, and share of distillation."""
+    experiment = find_experiment("segmentation", name)
+    assert names(experiment) == ["baseline", "whole", "pruned", "half"]
+    whole = experiment.step("whole").settings
+    assert isinstance(whole, Training)
+    for step in ("pruned", "half"):
+        pruning = pruning_of(experiment.step(step))
+        assert pruning.tocks.first
+        assert pruning.tocks.every >= 1000
+        assert whole.schedule.epochs == pruning.tocks.epochs + pruning.finetune.epochs
+        assert whole.schedule.but(epochs=1) == pruning.finetune.but(epochs=1)
+        assert whole.learning == pruning.learning
 
 
 def test_a_wrong_name_suggests_right_ones() -> None:
@@ -229,7 +247,7 @@ def test_the_papers_numbers_are_the_papers(step: str, numbers: list[str]) -> Non
 
 def test_every_run_that_the_paper_reports_has_its_number_beside() -> None:
     shown = {step for name in ("table1", "table2", "nas", "segmentation") for step in names(find_experiment(name))}
-    assert shown - {"baseline"} <= set(reports.PAPER)
+    assert shown - {"baseline", "whole", "half"} <= set(reports.PAPER)
     assert {step for step in names(find_experiment("table3")) if step[-2:].isdigit()} <= set(reports.PAPER)
 
 

@@ -208,6 +208,8 @@ def test_ours_learn_from_the_whole_network_and_end_at_zero(name: str) -> None:
         ("resnet50-imagenet", "torchvision:resnet50", "imagenet", (3, 224, 224), True, False),
         ("vgg16m-cub200", "vgg16_m", "cub200", (3, 224, 224), False, False),
         ("fcn32s-voc", "fcn32s", "voc2011_sbd", (3, 384, 512), False, True),
+        ("deeplab-mobilenetv2-camvid", "deeplab_mobilenetv2", "camvid", (3, 360, 480), False, False),
+        ("fcn-mobilenetv2-camvid", "fcn_mobilenetv2", "camvid", (3, 360, 480), False, False),
     ],
 )
 def test_what_is_trained_on_what(
@@ -222,7 +224,7 @@ def test_what_is_trained_on_what(
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_every_recipe_has_a_line_that_names_the_data(name: str) -> None:
     names = {"digits": "digits", "cifar10": "CIFAR-10 ", "cifar100": "CIFAR-100 ", "imagenet": "ImageNet"}
-    names |= {"cub200": "CUB-200", "voc2011_sbd": "VOC 2011 with SBD"}
+    names |= {"cub200": "CUB-200", "voc2011_sbd": "VOC 2011 with SBD", "camvid": "CamVid"}
     assert names[find_recipe(name).data] in summary_of(name)
     assert summary_of(name).endswith(".")
 

@@ -50,6 +50,13 @@ class Maps(Dataset):
         pixels, labels = self.transform(image, mask)
         return pixels, labels.long()
 
+    def read_bytes(self, index: int) -> tuple[Tensor, Tensor]:
+        """An image as it is, colour x height x width, and its classes, without resizing or transform."""
+        image = read_image(self.paths[index], self.layout)
+        classes = self._classes(self.maps[index], image.size)
+        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        return pixels.view(image.height, image.width, 3).permute(2, 0, 1), classes
+
     def _classes(self, path: str, size: tuple[int, int]) -> Tensor:
         with self.layout.reading(path):
             values = self.read(path)

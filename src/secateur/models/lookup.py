@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from secateur.errors import InvalidModel, InvalidSetting, MissingExtra, unknown_name
 from secateur.extras import import_extra
-from secateur.models import fcn, resnet_cifar, vgg_cifar
+from secateur.models import deeplab, fcn, fcn_mobilenet, resnet_cifar, vgg_cifar
 
 BUILT_IN: dict[str, Callable[..., nn.Module]] = {
     "resnet14": resnet_cifar.resnet14,
@@ -25,6 +25,8 @@ BUILT_IN: dict[str, Callable[..., nn.Module]] = {
     "resnet110": resnet_cifar.resnet110,
     "vgg16_m": vgg_cifar.CifarVgg,
     "fcn32s": fcn.Fcn32s,
+    "fcn_mobilenetv2": fcn_mobilenet.FcnMobileNet,
+    "deeplab_mobilenetv2": deeplab.Deeplab,
 }
 
 

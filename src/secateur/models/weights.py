@@ -45,7 +45,8 @@ def load_weights_(
     exact: the file is of a result. It must hold every parameter and buffer of the model and nothing else; the model,
         which may be on the meta device, takes on its precision. Otherwise the file is anybody's state dict: a
         .safetensors file, or one of torch.save. A network with a method `adapt(state)` translates names of others: our
-        ResNets those of the Gate Decorator paper's authors, VGG-16-M and FCN-32s torchvision's vgg16_bn and vgg16.
+        ResNets those of the Gate Decorator paper's authors, VGG-16-M, FCN-32s and the networks on MobileNet-v2
+        torchvision's vgg16_bn, vgg16 and mobilenet_v2.
     new_head: the name of the classifier. It stays as it is, and what the file has for it is ignored.
     if_needed: do so only if the classifier of the file has another number of classes, and differs in nothing else.
     """

@@ -190,11 +190,18 @@ def unlabelled(recipe: str = "torchvision:mobilenet_v2@class_folders") -> Experi
 
 @experiment
 def segmentation(recipe: str = "fcn32s-voc") -> Experiment:
-    """Appendix C: FCN-32s without 27% of its MACs, mean IoU, and pictures of what both networks predict."""
+    """Appendix C: FCN-32s without 27% of its MACs, and half of them; mean IoU, and pictures of what networks predict.
+
+    Beside them stands the whole network, trained for as many epochs as a Tock and fine-tuning have together.
+    """
     if not find_dataset(find_recipe(recipe).data).maps:
         got = f"one for every image in {recipe}"
         raise InvalidSetting("this experiment is about segmentation", got=got, wanted="a label for every pixel")
-    steps = (baseline(recipe), *pruned(recipe, {"pruned": 0.73}))
+    pruning = find_recipe(recipe).pruning
+    longer = pruning.finetune.but(epochs=pruning.tocks.epochs + pruning.finetune.epochs)
+    again = Training(schedule=longer, learning=pruning.learning, evaluate=pruning.evaluate)
+    whole = Step(name="whole", settings=again, weights_of="baseline")
+    steps = (baseline(recipe), whole, *pruned(recipe, {"pruned": 0.73, "half": 0.5}))
     return Experiment(recipe=recipe, steps=steps, report="pictures")
 
 

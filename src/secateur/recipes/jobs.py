@@ -14,6 +14,7 @@ from secateur.data.arrays import Arrays
 from secateur.data.catalog import Dataset, find_dataset
 from secateur.data.photos import Photos
 from secateur.data.preprocessing import Preprocessing
+from secateur.data.scenes import Scenes
 from secateur.errors import InvalidData, InvalidModel, InvalidSetting, SecateurError
 from secateur.models.lookup import check_callable, find_builder, find_callable, find_model, normalization
 from secateur.nested import map_tensors
@@ -272,7 +273,7 @@ def _build_own(order: Order) -> Job:
 
 def _on(device: torch.device, data: Any, channels_last: bool = False) -> Any:
     """Data that can make their batches on a device do so."""
-    if not isinstance(data, Arrays | Photos):
+    if not isinstance(data, Arrays | Photos | Scenes):
         return data
     return replace(data.to(device), channels_last=data.channels_last or channels_last)
 

@@ -192,6 +192,50 @@ def fcn32s_voc() -> Recipe:
     )
 
 
+@recipe
+def deeplab_mobilenetv2_camvid() -> Recipe:
+    """DeepLabV3+ on MobileNet-v2 on CamVid with settings of our own, from ImageNet weights of torchvision's network."""
+    return on_camvid("deeplab_mobilenetv2", lr=0.025)
+
+
+@recipe
+def fcn_mobilenetv2_camvid() -> Recipe:
+    """A network without batch norm on CamVid, as FCN-32s is one, from MobileNet-v2 with folded batch norms.
+
+    Without batch norm a step of the same length changes the function more, hence the smaller learning rates.
+    """
+    return on_camvid("fcn_mobilenetv2", lr=0.01)
+
+
+def on_camvid(network: str, lr: float) -> Recipe:
+    """A network with a trained backbone on CamVid, whose 367 images have to be shown in many sizes, for many epochs.
+
+    A Tock comes first, and there is no other: how long a pruned network trains does not depend on the budget.
+    """
+    training = from_scratch().but(epochs=200, lr=lr, lr_low=0.0, shape="warmup", weight_decay=5e-4)
+    pruning = _as_published(
+        keep_macs=0.73,
+        tick_removes=0.03,
+        tock_first=True,
+        tock_every=1000,
+        tock_epochs=10,
+        tock_lr=0.4 * lr,
+        tock_lr_low=0.04 * lr,
+        finetune_epochs=70,
+        finetune_shape="warmup",
+        finetune_lr=0.6 * lr,
+        finetune_lr_low=0.0,
+        rank="score_per_mac",
+        rank_power=0.25,
+        weight_decay=5e-4,
+        distill=0.5,
+        evaluate="phases",
+    )
+    return Recipe(
+        network=network, data="camvid", training=training.but(evaluate="phases"), pruning=pruning, batch_size=16
+    )
+
+
 def authors(recipe: Recipe) -> Recipe:
     """With the settings that the paper's authors ran where those differ from the paper."""
     pruning = recipe.pruning.but(weight_decay=5e-4, tick_shifts=True, tock_first=True)

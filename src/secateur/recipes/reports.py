@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from secateur.data.catalog import find_dataset
+from secateur.errors import MissingExtra
 from secateur.files import numbers, read_json_lines
 from secateur.models.lookup import find_model
 from secateur.recipes.jobs import Order
@@ -256,16 +257,40 @@ def throughput(done: Done) -> str:
 
 
 def pictures(done: Done) -> str:
-    """Appendix C: an image, its labels, and what both networks predict."""
+    """Appendix C: mean IoU, and images with their labels and what the networks predict."""
+    runs = done.pruned()
+    rows = []
+    for name, run in runs.items():
+        events = read_json_lines(done.folders[name] / "result" / "history.jsonl")
+        epochs = sum("epoch" in event for event in events)
+        costs = [change_of(run, "macs"), change_of(run, "params"), before_finetuning(events)]
+        rows.append([name, *costs, *changes(run), str(epochs), PAPER.get(name, "")])
+    heads = ["network", "MACs", "parameters", "before fine-tuning", *metric_names(runs), "epochs"]
+    text = page(done, [*heads, "the paper: FCN-32s, VOC"], rows)
+    try:
+        draw_networks(done)
+    except MissingExtra as error:
+        return f"{text}\nNo pictures are drawn: {error}\n"
+    return f"{text}\n![What the networks predict]({done.figure.name})\n"
+
+
+def before_finetuning(events: Sequence[dict[str, Any]]) -> str:
+    """The main metric when the last channels were removed."""
+    pruning = [event for event in events if event["event"] in ("Tick", "Tock")]
+    return f"{main_of(pruning[-1]['metrics']):.2f}" if pruning and pruning[-1]["metrics"] else "-"
+
+
+def draw_networks(done: Done) -> None:
+    """The whole network's predictions, and those of the pruned ones that are finished."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     recipe = find_recipe(done.order.recipe)
     _, test = find_dataset(recipe.data).load(done.order.data, 1)
     networks = {
         name: open_network(replace(done.order, weights=str(done.folders[name])), device).model
-        for name in ("baseline", "pruned")
+        for name in ("baseline", "pruned", "half")
+        if name in done.folders
     }
     draw_predictions(networks, test, done.figure)
-    return compared(done) + f"\n![What both networks predict]({done.figure.name})\n"
 
 
 def main(run: dict[str, Any]) -> float:
