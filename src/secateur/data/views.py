@@ -109,13 +109,7 @@ class ResizedCrops:
 
 def render(image: Any, view: View, size: int) -> Tensor:
     """The view of an image, of Pillow's or of bytes (height x width x colour), as bytes: size x size x colour."""
-    left, top, width, height = view.part
-    if isinstance(image, Tensor):
-        pixels = image[top : top + height, left : left + width]
-    else:
-        if (left, top, width, height) != (0, 0, *image.size):
-            image = image.crop((left, top, left + width, top + height))
-        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(height, width, 3)
+    pixels = pixels_of(image, view.part)
     # Torch does what Pillow does, up to rounding, in half the time.
     shape = (view.down, view.across)
     grid = F.interpolate(pixels.permute(2, 0, 1)[None], shape, mode="bilinear", antialias=True)[0].permute(1, 2, 0)
@@ -126,6 +120,16 @@ def render(image: Any, view: View, size: int) -> Tensor:
     x, y = view.x + before[0], view.y + before[1]
     shown = grid[y : y + size, x : x + size]
     return shown.flip(1) if view.mirrored else shown.contiguous()
+
+
+def pixels_of(image: Any, part: Part) -> Tensor:
+    """A part of an image, of Pillow's or of bytes, as bytes: height x width x colour."""
+    left, top, width, height = part
+    if isinstance(image, Tensor):
+        return image[top : top + height, left : left + width]
+    if (left, top, width, height) != (0, 0, *image.size):
+        image = image.crop((left, top, left + width, top + height))
+    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(height, width, 3)
 
 
 def together(shapes: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
