@@ -106,6 +106,13 @@ def test_images_that_are_kept_look_the_same(tmp_path: Path, crops: Crops, monkey
                 assert (to_bytes(one).int() - to_bytes(other).int()).abs().max() <= 1
 
 
+def test_images_that_are_kept_do_not_have_the_precision_of_the_network(tmp_path: Path) -> None:
+    kept = some(tmp_path, 4).decoded()
+    wanted = epoch(kept, 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(map(torch.equal, wanted, epoch(kept, 0)))
+
+
 def test_a_damaged_image_is_not_kept(tmp_path: Path) -> None:
     data = some(tmp_path, 4, "jpg")
     (tmp_path / "3.jpg").write_bytes((tmp_path / "3.jpg").read_bytes()[:-40])

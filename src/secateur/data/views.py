@@ -176,9 +176,11 @@ def render_batch(images: Packed, views: Sequence[View], size: int) -> Tensor:
     left, top, width, height, grid_across, grid_down, x, y, mirrored = table[:, :, None, None].unbind(1)
     by_column = _weights(left, width, grid_across, x, mirrored, size, across).to(dtype)
     by_row = _weights(top, height, grid_down, y, torch.zeros_like(y), size, down).to(dtype)
-    narrow = _rows(images, down, across).to(dtype) @ by_column.transpose(1, 2)
-    rows = narrow.view(-1, 3, down, size).transpose(1, 2).reshape(-1, down, 3 * size)
-    pixels = (by_row @ rows).view(-1, size, 3, size).transpose(2, 3)
+    # Batches for evaluation are made where the network's precision is set, which would be too low.
+    with torch.autocast(device.type, enabled=False):
+        narrow = _rows(images, down, across).to(dtype) @ by_column.transpose(1, 2)
+        rows = narrow.view(-1, 3, down, size).transpose(1, 2).reshape(-1, down, 3 * size)
+        pixels = (by_row @ rows).view(-1, size, 3, size).transpose(2, 3)
     return pixels.round_().clamp_(0, 255).to(torch.uint8)
 
 
