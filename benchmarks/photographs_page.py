@@ -29,7 +29,8 @@ are not used; their shorter side was reduced to 176 pixels, and the network sees
 network, and all seeds share it. Made by `secateur reproduce photographs`."""
 TUNED = """\
 By Tick-Tock to a half and to three tenths of the MACs, then fine-tuned. Ours repairs after every Tick, ranks by score
-per MAC to the power of a quarter, and learns from the network that it started from; the second row does none of that.
+per MAC to the power of a quarter, and learns from the network that it started from; those without repair and
+distillation do none of that.
 The whole network, trained as long, learns from the same one in the same way, for at least as many epochs as a pruned
 one. A difference below twice its standard error counts as equal."""
 CURVES = """\

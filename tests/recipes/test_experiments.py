@@ -199,7 +199,7 @@ def test_photographs_are_pruned_by_each_score_from_one_network() -> None:
             assert pruning_of(step) == ours.but(score=score, keep_macs=percent / 100)
             assert step.continue_from == before
         curve = pruning_of(experiment.step(f"curve-{score}"))
-        assert (curve.score, curve.budget.filters, curve.budget.macs) == (score, 0.3, None)
+        assert (curve.score, curve.budget.filters, curve.budget.macs) == (score, 0.2, None)
         assert (curve.repair, curve.finetune.epochs, curve.evaluate, curve.ranking) == (0, 0, "always", "score")
     plain = pruning_of(experiment.step("plain-50"))
     assert (plain.repair, plain.learning.distill, plain.finetune.epochs) == (0, 0.0, ours.finetune.epochs)

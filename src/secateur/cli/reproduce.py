@@ -31,8 +31,7 @@ class Reproduce:
     """
 
     experiment: str
-    """table1, table2, table3, gfir, nas, segmentation, appendix-d, appendix-e, throughput, controls, unlabelled or
-    photographs."""
+    """table1 to table3, gfir, nas, segmentation, appendix-d or -e, throughput, controls, unlabelled or photographs."""
 
     recipe: str | None = None
     """Another network, dataset or variant than the paper's for this experiment."""

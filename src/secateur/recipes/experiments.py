@@ -181,7 +181,7 @@ def photographs(recipe: str = "mobilenetv2-cub200") -> Experiment:
     # As in the paper, but for the lengths.
     tuned = {"finetune_shape": "triangle", "finetune_lr": 1e-2, "finetune_lr_low": 1e-3}
     plain = pruning.but(repair=0, distill=0.0, rank="score", **tuned)
-    curve = plain.but(keep_filters=0.3, multiple_of=1, finetune_epochs=0, evaluate="always")
+    curve = plain.but(keep_filters=0.2, multiple_of=1, finetune_epochs=0, evaluate="always")
     more = pruning.finetune.but(epochs=pruning.finetune.epochs + LONGEST * pruning.tocks.epochs)
     again = Training(schedule=more, learning=pruning.learning, evaluate="phases")
     steps = [
