@@ -30,12 +30,11 @@ network, and all seeds share it. Made by `secateur reproduce photographs`."""
 TUNED = """\
 By Tick-Tock to a half and to three tenths of the MACs, then fine-tuned. Ours repairs after every Tick, ranks by score
 per MAC to the power of a quarter, and learns from the network that it started from; those without repair and
-distillation do none of that.
-The whole network, trained as long, learns from the same one in the same way, for at least as many epochs as a pruned
-one. A difference below twice its standard error counts as equal."""
+distillation do none of that. The whole network, trained as long, learns from the same one in the same way, for at least
+as many epochs as a pruned one. A difference below twice its standard error counts as equal."""
 CURVES = """\
-Scores with Tick-Tock alone, without repair and fine-tuning: {ticks} Ticks of {removes:.0%} of the filters that
-are left, and {tocks} Tocks, down to {left:.0%} of them. Between two Ticks the accuracy is read off the line.
+Scores with Tick-Tock alone, without repair and fine-tuning: {ticks} Ticks of {removes:.0%} of the filters that are
+left, and {tocks} Tocks, down to {left:.0%} of them. Between two Ticks the accuracy is read off the line.
 
 ![Accuracy against MACs removed, and against filters removed](images/photographs.svg)"""
 

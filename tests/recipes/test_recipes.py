@@ -193,6 +193,7 @@ def test_photographs_of_birds() -> None:
     different = {
         "keep_macs": 0.5,
         "tick_removes": 0.08,
+        "tick_step": 0.1,
         "tick_data": 0.2,
         "rank": "score_per_mac",
         "rank_power": 0.25,

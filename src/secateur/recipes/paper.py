@@ -173,6 +173,7 @@ def mobilenetv2_cub200() -> Recipe:
         pruning=TickTock.of(
             keep_macs=0.5,
             tick_removes=0.08,
+            tick_step=0.1,
             tick_data=0.2,
             rank="score_per_mac",
             rank_power=0.25,
