@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from math import sqrt
 from statistics import mean, stdev
 
-from evidence import Evidence, cost, spread, table
+from evidence import Evidence, cost, spread
+
+from secateur.recipes.reports import in_markdown as table
 
 NETWORKS = {"controls-resnet56": "ResNet-56 on CIFAR-10", "controls-vgg16m": "VGG-16-M on CIFAR-100"}
 ARMS = {

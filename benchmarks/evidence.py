@@ -9,16 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from secateur.errors import InvalidSetting
 from secateur.files import read_json, read_json_lines
+from secateur.recipes.curves import main_of, spread, unrefined
 from secateur.recipes.paper import find_recipe, is_recipe
-from secateur.recipes.reports import main_of
 from secateur.results.structure import Layer, Structure
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -48,8 +47,7 @@ class Evidence:
     @property
     def unrefined(self) -> float | None:
         """The main number when pruning had ended, before fine-tuning."""
-        last = [event for event in self.data["trajectory"] if event["event"] in ("Start", "Tick", "Tock")][-1]
-        return main_of(last["metrics"]) if last["metrics"] else None
+        return unrefined(self.data["trajectory"])
 
     @property
     def seconds(self) -> float:
@@ -108,20 +106,17 @@ def read_all(folder: Path = RESULTS) -> dict[str, dict[str, list[Evidence]]]:
     return found
 
 
-def spread(values: list[float], digits: int = 2) -> str:
-    """The mean, and the standard deviation if there are several."""
-    around = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):.{digits}f}{around}"
+def accuracy(runs: list[Evidence]) -> list[str]:
+    """Before fine-tuning, after it, and of how many seeds."""
+    unrefined = [value for run in runs if (value := run.unrefined) is not None]
+    fewer = f" (n = {len(unrefined)})" if len(unrefined) < len(runs) else ""
+    before = spread(unrefined) + fewer if unrefined else "-"
+    return [before, spread([run.metrics[1] for run in runs]), str(len(runs))]
 
 
 def cost(runs: list[Evidence]) -> list[str]:
     """The relative changes of MACs and parameters, in the mean."""
     return [f"{mean(run.left(what) for run in runs) - 1:+.1%}" for what in ("macs", "params")]
-
-
-def table(heads: list[str], rows: Iterable[list[str]]) -> str:
-    """A table in Markdown."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows])
 
 
 def main() -> None:

@@ -6,9 +6,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from evidence import RESULTS, spread, table
+from evidence import RESULTS, spread
 
 from secateur.files import read_json
+from secateur.recipes.reports import in_markdown as table
 
 FOLDER = RESULTS / "repair"
 NETWORKS = {

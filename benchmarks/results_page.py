@@ -11,11 +11,14 @@ from statistics import mean, median
 from typing import Any
 
 from controls_page import controls as controls_text
-from evidence import RESULTS, Evidence, cost, read_all, spread, table
+from evidence import RESULTS, Evidence, accuracy, cost, read_all, spread
+from photographs_page import photographs as photographs_text
 from repair_page import few_images, with_training, without_training
 
 from secateur.files import read_json
-from secateur.recipes.reports import PAPER, draw_architectures, draw_rankings, path_of, table_of_rankings
+from secateur.recipes.curves import draw_rankings, path_of, table_of_rankings
+from secateur.recipes.reports import PAPER, draw_architectures
+from secateur.recipes.reports import in_markdown as table
 from secateur.results.figures import draw_structures
 from secateur.runs.settings import TickTock
 from secateur.settings import flat_fields
@@ -195,10 +198,10 @@ OF_TRAINING = {
 INTRODUCTION = """\
 # Results
 
-On real CIFAR-10 and CIFAR-100, with the recipes as they come. Accuracy is the last epoch's on all test images, in
-percent; where there are several seeds, mean ± standard deviation. Each row is made of files under `results/`, which
-hold the recipe, all settings, the seed, the hardware, the versions, the seconds and the whole trajectory. `make
-results` draws this page from them; the commands behind the runs are in [The paper's experiments](experiments.md)."""
+On real data, with the recipes as they come. Accuracy is the last epoch's on all test images, in percent; where there
+are several seeds, mean ± standard deviation. Each row is made of files under `results/`, which hold the recipe, all
+settings, the seed, the hardware, the versions, the seconds and the whole trajectory. `make results` draws this page
+from them; the commands behind the runs are in [The paper's experiments](experiments.md)."""
 
 
 def told(runs: list[Evidence]) -> str:
@@ -216,14 +219,6 @@ def told(runs: list[Evidence]) -> str:
 def starts(runs: list[Evidence]) -> str:
     """The accuracy of what was pruned."""
     return ", ".join(sorted({f"{run.metrics[0]:.2f}" for run in runs if not run.trains_only}))
-
-
-def accuracy(runs: list[Evidence]) -> list[str]:
-    """Before fine-tuning, after it, and of how many seeds."""
-    unrefined = [value for run in runs if (value := run.unrefined) is not None]
-    fewer = f" (n = {len(unrefined)})" if len(unrefined) < len(runs) else ""
-    before = spread(unrefined) + fewer if unrefined else "-"
-    return [before, spread([run.metrics[1] for run in runs]), str(len(runs))]
 
 
 def table1_rows(sets: Sets) -> tuple[str, list[Evidence]]:
@@ -270,6 +265,12 @@ def lifted(runs: list[Evidence]) -> str:
 def controls(sets: Sets) -> str:
     """Controls: is it the pruning, or the training?"""
     text, used = controls_text(sets)
+    return page(used, text)
+
+
+def photographs(sets: Sets) -> str:
+    """Photographs: MobileNet-v2 on CUB-200"""
+    text, used = photographs_text(sets, DOCS / "images" / "photographs.svg")
     return page(used, text)
 
 
@@ -431,6 +432,7 @@ SECTIONS: list[Callable[[Sets], str]] = [
     search,
     table3,
     gfir,
+    photographs,
     nas,
     appendix_e,
     times,

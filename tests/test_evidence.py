@@ -8,6 +8,7 @@ from typing import Any
 import controls_page
 import doing
 import evidence
+import photographs_page
 import pytest
 import results_page
 
@@ -88,6 +89,70 @@ def test_what_is_published_is_what_the_files_say(tmp_path: Path, monkeypatch: py
     readme = results_page.README.read_text()
     assert "| GBN-40, the paper's |" in readme
     assert readme == results_page.with_table(readme, sets), "run make results"
+
+
+def test_photographs_are_compared_with_the_whole_network(
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(photographs_page, "RESULTS", tmp_path)
+    data = json.loads((runs[0] / "result" / "summary.json").read_text())
+
+    def arm(name: str, *accuracies: float) -> list[evidence.Evidence]:
+        def path(value: float) -> list[dict[str, Any]]:
+            moments = [("Start", 100, 1.0, 70.0), ("Tick", 60, 0.5, value - 9), ("Tick", 40, 0.3, value - 19)]
+            return [
+                {"event": event, "number": 1, "filters": filters, "share": share, "metrics": {"accuracy": metric}}
+                for event, filters, share, metric in moments
+            ]
+
+        def run(value: float) -> dict[str, Any]:
+            before, after = (
+                {**data[end], "metrics": {"accuracy": x}} for end, x in (("before", 70.0), ("after", value))
+            )
+            settings = {**data["settings"], "keep_filters": 0.3}
+            return {**data, "before": before, "after": after, "trajectory": path(value), "settings": settings}
+
+        return [evidence.Evidence(name, seed, run(value)) for seed, value in enumerate(accuracies)]
+
+    arms = [arm("taylor-50", 69.9, 70.0, 70.4), arm("random-30", 60.0), arm("whole", 71.0, 71.1, 71.2)]
+    curves = [arm("curve-taylor", 69.0, 71.0), arm("curve-random", 39.0)]
+    figure = tmp_path / "figure.svg"
+    sets = {"mobilenetv2-cub200": {runs[0].name: runs for runs in [*arms, *curves]}}
+    text, used = photographs_page.photographs(sets, figure)
+    rows = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ")[1:] for line in text.splitlines()}
+    assert rows["the whole network"][3:] == ["70.00", "1", "-", "-"]
+    assert rows["the whole network, trained as long"][3:] == ["71.10 ± 0.10", "3", "+1.10", "-"]
+    assert rows["to 50%: Taylor, ours"][2:] == ["51.10 ± 0.26", "70.10 ± 0.26", "3", "equal", "-1.00"]
+    assert rows["to 30%: random, ours"][2:] == ["41.00", "60.00", "1", "-10.00", "-"]
+    # The accuracy at a share of the MACs; curves end at 30%.
+    assert rows["taylor"] == [
+        "68.20 ± 0.28",
+        "66.40 ± 0.57",
+        "64.60 ± 0.85",
+        "62.80 ± 1.13",
+        "61.00 ± 1.41",
+        "51.00 ± 1.41",
+        "2",
+    ]
+    assert rows["random"][-2:] == ["20.00", "1"]
+    assert len(used) == 10
+    assert figure.is_file()
+    # With what there is.
+    only = {"mobilenetv2-cub200": {"curve-random": curves[1]}}
+    assert "Taylor" not in photographs_page.photographs(only, figure)[0]
+    speed = {
+        "where": "a GPU",
+        "runner": "captured",
+        "networks": [{"name": "mobilenet_v2", "batch": 64, "throughput": 1000}],
+    }
+    speed["networks"].append({"name": "mobilenetv2-cub200/taylor-50-seed0", "batch": 64, "throughput": 1600})  # pyright: ignore
+    (tmp_path / "speed").mkdir()
+    (tmp_path / "speed" / "birds.json").write_text(json.dumps(speed))
+    text, _ = photographs_page.photographs({"mobilenetv2-cub200": {"taylor-50": arms[0]}}, figure)
+    assert "| images/s, a GPU, captured, batch 64 |" in text
+    assert "| 1,000 |" in text
+    assert "| 1,600 (+60%) |" in text
+    assert photographs_page.photographs({}, figure) == ("", [])
 
 
 def test_a_run_that_is_not_finished_is_no_evidence(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from secateur.data import decode as photos_decode
-from secateur.data import gpu_reader, photos, workers
+from secateur.data import gpu_reader, photos, views, workers
 from secateur.data.gpu_reader import GpuReader
 from secateur.data.photos import Photos
 from secateur.data.views import Crops, ResizedCrops
@@ -86,6 +86,38 @@ def test_a_decoder_shows_what_workers_do(tmp_path: Path, monkeypatch: pytest.Mon
     assert torch.equal(by_workers[1], by_decoder[1])
     pairs = zip(by_workers[0], by_decoder[0], strict=True)
     assert max(int((to_bytes(one).int() - to_bytes(other).int()).abs().max()) for one, other in pairs) == 1
+
+
+@pytest.mark.parametrize("crops", [Crops(28, 32, random=True), ResizedCrops(28), Crops(28, 32)], ids=str)
+def test_images_that_are_kept_look_the_same(tmp_path: Path, crops: Crops, monkeypatch: pytest.MonkeyPatch) -> None:
+    boxes = [(float(i), 1.0, 30.0, 28.0) for i in range(10)]
+    data = some(tmp_path, 10, crops=crops, boxes=boxes)
+    Image.open(data.paths[0]).convert("L").save(data.paths[0])
+    wanted = epoch(data, 0), epoch(data.subset(0.5, None, torch.Generator().manual_seed(0)), 0)
+    kept = data.decoded()
+    monkeypatch.setattr(Photos, "_read", None)
+    # Groups of images that are resized together, instead of all.
+    for most in (views.MOST_PIXELS, 2000):
+        monkeypatch.setattr(views, "MOST_PIXELS", most)
+        part = kept.subset(0.5, None, torch.Generator().manual_seed(0))
+        for (images, labels), (again, same) in zip(wanted, (epoch(kept, 0), epoch(part, 0)), strict=True):
+            assert torch.equal(labels, same)
+            for one, other in zip(images, again, strict=True):
+                assert (to_bytes(one).int() - to_bytes(other).int()).abs().max() <= 1
+
+
+def test_images_that_are_kept_do_not_have_the_precision_of_the_network(tmp_path: Path) -> None:
+    kept = some(tmp_path, 4).decoded()
+    wanted = epoch(kept, 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(map(torch.equal, wanted, epoch(kept, 0)))
+
+
+def test_a_damaged_image_is_not_kept(tmp_path: Path) -> None:
+    data = some(tmp_path, 4, "jpg")
+    (tmp_path / "3.jpg").write_bytes((tmp_path / "3.jpg").read_bytes()[:-40])
+    with pytest.raises(InvalidData, match=r"3\.jpg"):
+        data.decoded()
 
 
 def test_boxes_are_cut_out_first(tmp_path: Path, reader: str) -> None:

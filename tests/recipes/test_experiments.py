@@ -7,7 +7,7 @@ import pytest
 
 from secateur import Schedule, TickTock, Training
 from secateur.errors import InvalidSetting
-from secateur.recipes import reports
+from secateur.recipes import curves, reports
 from secateur.recipes.experiments import EXPERIMENTS, Experiment, Step, find_experiment
 from secateur.recipes.jobs import Order
 from secateur.recipes.paper import find_recipe
@@ -186,6 +186,29 @@ def test_networks_without_labels_are_cut_repaired_and_distilled() -> None:
         assert (distilled.weights_of, training_of(distilled).epochs) == (repaired.name, 100)
 
 
+def test_photographs_are_pruned_by_each_score_from_one_network() -> None:
+    experiment = find_experiment("photographs")
+    assert experiment.shared == ("baseline",)
+    for step in experiment.steps[1:]:
+        assert step.weights_of == "baseline"
+    ours = pruning_of(experiment.step("taylor-50"))
+    assert ours == find_recipe(experiment.recipe).pruning
+    for score in ("taylor", "random", "l1", "slim", "pcnn"):
+        for percent, before in ((50, None), (30, f"{score}-50")):
+            step = experiment.step(f"{score}-{percent}")
+            assert pruning_of(step) == ours.but(score=score, keep_macs=percent / 100)
+            assert step.continue_from == before
+        curve = pruning_of(experiment.step(f"curve-{score}"))
+        assert (curve.score, curve.budget.filters, curve.budget.macs) == (score, 0.2, None)
+        assert (curve.repair, curve.finetune.epochs, curve.evaluate, curve.ranking) == (0, 0, "always", "score")
+    plain = pruning_of(experiment.step("plain-50"))
+    assert (plain.repair, plain.learning.distill, plain.finetune.epochs) == (0, 0.0, ours.finetune.epochs)
+    whole = experiment.step("whole").settings
+    assert isinstance(whole, Training)
+    assert whole.learning == ours.learning
+    assert whole.schedule == ours.finetune.but(epochs=48)
+
+
 def test_segmentation_is_for_data_with_label_maps() -> None:
     for name in ("fcn32s-voc", "deeplab-mobilenetv2-camvid", "fcn-mobilenetv2-camvid"):
         assert find_experiment("segmentation", name).recipe == name
@@ -257,11 +280,37 @@ def test_what_is_read_off_a_curve() -> None:
         {"filters": left, "share": share, "metrics": {"accuracy": value} if value else {}}
         for left, share, value in zip(filters, shares, (90.0, 0.0, 70.0, 60.0), strict=True)
     ]
-    path = reports.path_of(events)
-    assert [reports.at(path, share).value for share in (10, 20, 40, 60)] == [90.0, 70.0, 70.0, 60.0]
-    assert reports.at(path, 20).macs == pytest.approx(25)
-    row = reports.table_of_rankings({"taylor": path})[1][0]
+    path = curves.path_of(events)
+    assert [curves.at(path, share).value for share in (10, 20, 40, 60)] == [90.0, 70.0, 70.0, 60.0]
+    assert curves.at(path, 20).macs == pytest.approx(25)
+    row = curves.table_of_rankings({"taylor": path})[1][0]
     assert row[:3] == ["taylor", "70.00 (75% MACs left)", "70.00 (only 20% removed, 75% MACs left)"]
+
+
+def test_scores_are_compared_at_the_same_macs(tmp_path: Path) -> None:
+    def path(*values: float) -> list[curves.Removed]:
+        return [curves.Removed(20.0 * i, 25.0 * i, value) for i, value in enumerate(values)]
+
+    assert curves.value_at(path(80, 60, 50), "macs", 30) == pytest.approx(58)
+    assert curves.value_at(path(80, 60, 50), "filters", 30) == pytest.approx(55)
+    assert curves.value_at(path(80, 60, 50), "macs", 50) == 50
+    assert curves.value_at(path(80, 60, 50), "macs", 51) is None
+    seeds = {"taylor": [path(80, 60, 50), path(80, 64, 54)], "random": [path(80, 40)]}
+    heads, rows = curves.table_by_macs(seeds)
+    assert heads[1:] == [*(f"{share}% of the MACs" for share in (90, 80, 70, 60, 50, 30)), "n"]
+    assert rows[0] == [
+        "taylor",
+        "72.80 ± 1.13",
+        "65.60 ± 2.26",
+        "60.00 ± 2.83",
+        "56.00 ± 2.83",
+        "52.00 ± 2.83",
+        "-",
+        "2",
+    ]
+    assert rows[1][1:] == ["64.00", "48.00", "-", "-", "-", "-", "1"]
+    curves.draw_scores(seeds, tmp_path / "figure.svg")
+    assert "MACs" in (tmp_path / "figure.svg").read_text()
 
 
 def test_a_page_without_runs_says_so() -> None:

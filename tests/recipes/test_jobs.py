@@ -11,10 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from secateur.data.arrays import Arrays
+from secateur.data.photos import Photos
+from secateur.data.views import ResizedCrops
 from secateur.errors import InvalidData, InvalidModel, InvalidSetting, SecateurError
 from secateur.models.resnet_cifar import CifarResNet
 from secateur.models.vgg_cifar import CifarVgg
 from secateur.recipes.jobs import Job, Order, build, narrower
+from secateur.recipes.paper import RECIPES
+from secateur.recipes.recipe import Recipe
 
 CPU = torch.device("cpu")
 
@@ -51,6 +55,28 @@ def test_a_built_in_network_on_cifar(cifar: Path) -> None:
     assert job.model(job.example).shape == (1, 10)
     assert job.network == {"name": "resnet20", "options": {"num_classes": 10}}
     assert len(looked_at(job)) == 8
+
+
+def test_photographs_as_a_recipe_wants_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    miniature_images.write_class_folders(tmp_path)
+    recipe = Recipe(network="resnet20", data="class_folders", input_size=(3, 28, 28), crop_area=0.5, batch_size=8)
+    monkeypatch.setitem(RECIPES, "small-photographs", lambda: recipe)
+    job = built("small-photographs", tmp_path, in_memory=True)
+    train, test = job.task.train, looked_at(job)
+    assert isinstance(train, Photos)
+    assert train.crops == ResizedCrops(28, (0.5, 1.0))
+    assert {tuple(image.shape) for image in test} == {tuple(job.example.shape[1:])} == {(3, 28, 28)}
+    assert train.kept is not None
+    assert len(train.kept) == len(train.paths)
+    assert built("small-photographs", tmp_path, image_size=14).example.shape == (1, 3, 14, 14)
+    # It is the same run where images are.
+    orders = [Order(recipe="small-photographs", in_memory=kept) for kept in (False, True)]
+    assert orders[0].compared() == orders[1].compared()
+
+
+def test_only_photographs_are_decoded_into_memory(cifar: Path) -> None:
+    with pytest.raises(InvalidSetting, match="in_memory is for photographs"):
+        built("resnet20@cifar10", cifar, in_memory=True)
 
 
 def test_images_without_colours(tmp_path: Path) -> None:

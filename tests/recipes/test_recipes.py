@@ -184,6 +184,34 @@ def test_the_authors_differ_in_nothing_else(name: str) -> None:
     assert theirs.but(pruning=papers.pruning, training=papers.training) == papers
 
 
+def test_photographs_of_birds() -> None:
+    recipe = find_recipe("mobilenetv2-cub200")
+    assert (recipe.network, recipe.data, recipe.batch_size) == ("torchvision:mobilenet_v2", "class_folders", 64)
+    assert (recipe.input_size, recipe.crop_area) == ((3, 160, 160), 0.3)
+    training = recipe.training
+    assert (training.schedule.epochs, training.schedule.lr, training.schedule.shape) == (40, 0.02, "warmup")
+    different = {
+        "keep_macs": 0.5,
+        "tick_removes": 0.08,
+        "tick_step": 0.1,
+        "tick_data": 0.2,
+        "rank": "score_per_mac",
+        "rank_power": 0.25,
+        "repair": 512,
+        "tock_every": 4,
+        "tock_epochs": 2,
+        "weight_decay": 5e-4,
+        "distill": 0.9,
+        "finetune_shape": "warmup",
+        "finetune_lr": 0.02,
+        "finetune_lr_low": 0.0,
+        "cut": "end",
+        "evaluate": "phases",
+    }
+    # All else is the paper's, but for widths, which are what the device is fast with.
+    assert recipe.pruning == TickTock.of(**different)
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_ours_learn_from_the_whole_network_and_end_at_zero(name: str) -> None:
     settings = find_recipe(name).pruning
@@ -225,6 +253,7 @@ def test_what_is_trained_on_what(
 def test_every_recipe_has_a_line_that_names_the_data(name: str) -> None:
     names = {"digits": "digits", "cifar10": "CIFAR-10 ", "cifar100": "CIFAR-100 ", "imagenet": "ImageNet"}
     names |= {"cub200": "CUB-200", "voc2011_sbd": "VOC 2011 with SBD", "camvid": "CamVid"}
+    names |= {"class_folders": "class folders"}
     assert names[find_recipe(name).data] in summary_of(name)
     assert summary_of(name).endswith(".")
 

@@ -27,10 +27,11 @@ class Reproduce:
       secateur reproduce table1 --data cifar --baseline authors_resnet56.ckp --recipe resnet56-cifar10-authors
       secateur reproduce table3 --data cifar --epochs-scale 0.01 --out rehearsal
       secateur reproduce gfir --recipe vgg16m-cifar100 --data cifar --only "slim*"
+      secateur reproduce photographs --data birds --weights mobilenet_v2.safetensors --in-memory
     """
 
     experiment: str
-    """table1, table2, table3, gfir, nas, segmentation, appendix-d, appendix-e, throughput, controls or unlabelled."""
+    """table1 to table3, gfir, nas, segmentation, appendix-d or -e, throughput, controls, unlabelled or photographs."""
 
     recipe: str | None = None
     """Another network, dataset or variant than the paper's for this experiment."""

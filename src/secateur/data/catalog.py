@@ -34,6 +34,12 @@ class Dataset:
     labelled: bool = True
     """Whether a batch is images and labels; otherwise it is images alone."""
 
+    @property
+    def any_size(self) -> bool:
+        """Whether the size of its images can be chosen."""
+        module, function = self._home()
+        return "size" in signature(getattr(module, function)).parameters
+
     def load(
         self, folder: str | Path | None, batch_size: int | None = None, size: int | None = None
     ) -> tuple[Iterable[Any], Iterable[Any]]:
@@ -47,7 +53,7 @@ class Dataset:
         read = getattr(module, function)
         batch_size = self.batch_size if batch_size is None else batch_size
         sizes = {} if size is None else {"size": size}
-        if sizes and "size" not in signature(read).parameters:
+        if sizes and not self.any_size:
             raise InvalidSetting(f"the size of images cannot be chosen for {self.summary}", got=size)
         if not self.folder:
             return read(batch_size)

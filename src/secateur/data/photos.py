@@ -1,12 +1,14 @@
 """Batches of image files, which are decoded while the network computes.
 
 The order and the views follow from torch's global random numbers alone, whoever decodes: the GPU, where it can
-(`gpu_reader`), or else worker processes. What travels is bytes; they are normalized on the device.
+(`gpu_reader`), or else worker processes. What travels is bytes; they are normalized on the device. Where there are few
+images, all can be decoded once and kept there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -19,8 +21,8 @@ from secateur.data.decode import gpu_decoder, read_photo, torchvision_decodes
 from secateur.data.gpu_reader import GpuReader
 from secateur.data.layout import Layout
 from secateur.data.split import draw_count
-from secateur.data.views import Crops, Part, ResizedCrops, render, to_device
-from secateur.data.workers import in_workers, num_workers
+from secateur.data.views import Crops, Part, ResizedCrops, pack, pixels_of, render, render_batch, to_device, together
+from secateur.data.workers import in_workers, num_cores, num_workers
 from secateur.errors import InvalidSetting
 from secateur.extras import import_extra
 from secateur.randomness import mix
@@ -58,6 +60,8 @@ class Photos:
     """Processes that decode, or read for a GPU that does; None for up to 8 if there is much data."""
     device: torch.device = torch.device("cpu")
     channels_last: bool = False
+    kept: list[Tensor] | None = None
+    """The images themselves on the device, or their boxes, as bytes: colour x height x width."""
 
     def __post_init__(self) -> None:
         check_batch_size(self.batch_size)
@@ -71,6 +75,14 @@ class Photos:
     def to(self, device: torch.device | str) -> Photos:
         """The same batches on that device."""
         return replace(self, device=torch.device(device))
+
+    def decoded(self) -> Photos:
+        """The same with every image decoded once and kept on the device: 3 bytes for each pixel."""
+        import_extra("PIL.Image", "vision").init()
+        torchvision_decodes()
+        with ThreadPoolExecutor(num_cores()) as pool:
+            kept = [pixels.to(self.device) for pixels in pool.map(self._decode, range(len(self.paths)))]
+        return replace(self, kept=kept, boxes=None)
 
     def shard(self, rank: int, world: int) -> PhotosShard:
         """The part of each batch for process `rank` of `world`; all must start from the same seed."""
@@ -106,7 +118,7 @@ class Photos:
         return train, replace(test.unaugmented(), shuffle=False)
 
     def _take(self, places: list[int]) -> Photos:
-        lists = {name: getattr(self, name) for name in ("paths", "targets", "boxes")}
+        lists = {name: getattr(self, name) for name in ("paths", "targets", "boxes", "kept")}
         return replace(self, **{name: [items[i] for i in places] for name, items in lists.items() if items is not None})
 
     @property
@@ -128,10 +140,18 @@ class Photos:
 
     def pixels(self, index: int, numbers: Sequence[float]) -> Tensor:
         """The view of one image that these random numbers choose, size x size x colour, decoded with care."""
+        image, part = self._read(index)
+        return render(image, self.crops.view(part, numbers), self.crops.size)
+
+    def _read(self, index: int) -> tuple[Any, Part]:
+        """An image, decoded with care, and what is used of it."""
         image = read_photo(self.paths[index], self.layout)
         width, height = image.shape[1::-1] if isinstance(image, Tensor) else image.size
-        view = self.crops.view(self.part_of(index, width, height), numbers)
-        return render(image, view, self.crops.size)
+        return image, self.part_of(index, width, height)
+
+    def _decode(self, index: int) -> Tensor:
+        """What is used of an image as bytes: colour x height x width."""
+        return pixels_of(*self._read(index)).permute(2, 0, 1).contiguous()
 
 
 Labelled = tuple[list[str], list[int]]
@@ -172,9 +192,8 @@ class PhotosShard(BatchShard):
 
     def _weighted(self, plan: Iterator[Batch]) -> Iterator[tuple[float, Any]]:
         photos = self.batches
-        decode = gpu_decoder(photos.device)
         normalize = _normalization(photos)
-        for batch, pixels in GpuReader(photos, decode)(plan) if decode else _by_workers(photos, plan):
+        for batch, pixels in _pixels(photos, plan):
             images = normalize(pixels)
             if photos.targets is None:
                 yield batch.weight, images
@@ -194,6 +213,29 @@ class PhotosShard(BatchShard):
                 shape = (len(indices), photos.crops.numbers)
                 numbers = torch.rand(shape, generator=generator, dtype=torch.float64)
                 yield Batch(weight, indices[here].tolist(), numbers[here].tolist())
+
+
+def _pixels(photos: Photos, plan: Iterator[Batch]) -> Iterator[tuple[Batch, Tensor]]:
+    """Bytes on the device, image x size x size x colour: from memory, by the GPU's decoder, or by processes."""
+    if photos.kept is not None:
+        return _from_memory(photos, photos.kept, plan)
+    decode = gpu_decoder(photos.device)
+    return GpuReader(photos, decode)(plan) if decode else _by_workers(photos, plan)
+
+
+def _from_memory(photos: Photos, kept: list[Tensor], plan: Iterator[Batch]) -> Iterator[tuple[Batch, Tensor]]:
+    """The views of images that are on the device."""
+    for batch in plan:
+        images = [kept[index] for index in batch.indices]
+        sizes = [(image.shape[1], image.shape[2]) for image in images]
+        views = [photos.crops.view((0, 0, w, h), by) for (h, w), by in zip(sizes, batch.numbers, strict=True)]
+        groups = list(together(sizes))
+        parts = [
+            render_batch(pack([images[i] for i in group]), [views[i] for i in group], photos.crops.size)
+            for group in groups
+        ]
+        order = torch.tensor([place for group in groups for place in group]).argsort()
+        yield batch, torch.cat(parts)[to_device(order, photos.device)]
 
 
 def _by_workers(photos: Photos, plan: Iterator[Batch]) -> Iterator[tuple[Batch, Tensor]]:

@@ -109,13 +109,7 @@ class ResizedCrops:
 
 def render(image: Any, view: View, size: int) -> Tensor:
     """The view of an image, of Pillow's or of bytes (height x width x colour), as bytes: size x size x colour."""
-    left, top, width, height = view.part
-    if isinstance(image, Tensor):
-        pixels = image[top : top + height, left : left + width]
-    else:
-        if (left, top, width, height) != (0, 0, *image.size):
-            image = image.crop((left, top, left + width, top + height))
-        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(height, width, 3)
+    pixels = pixels_of(image, view.part)
     # Torch does what Pillow does, up to rounding, in half the time.
     shape = (view.down, view.across)
     grid = F.interpolate(pixels.permute(2, 0, 1)[None], shape, mode="bilinear", antialias=True)[0].permute(1, 2, 0)
@@ -126,6 +120,16 @@ def render(image: Any, view: View, size: int) -> Tensor:
     x, y = view.x + before[0], view.y + before[1]
     shown = grid[y : y + size, x : x + size]
     return shown.flip(1) if view.mirrored else shown.contiguous()
+
+
+def pixels_of(image: Any, part: Part) -> Tensor:
+    """A part of an image, of Pillow's or of bytes, as bytes: height x width x colour."""
+    left, top, width, height = part
+    if isinstance(image, Tensor):
+        return image[top : top + height, left : left + width]
+    if (left, top, width, height) != (0, 0, *image.size):
+        image = image.crop((left, top, left + width, top + height))
+    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(height, width, 3)
 
 
 def together(shapes: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
@@ -172,9 +176,11 @@ def render_batch(images: Packed, views: Sequence[View], size: int) -> Tensor:
     left, top, width, height, grid_across, grid_down, x, y, mirrored = table[:, :, None, None].unbind(1)
     by_column = _weights(left, width, grid_across, x, mirrored, size, across).to(dtype)
     by_row = _weights(top, height, grid_down, y, torch.zeros_like(y), size, down).to(dtype)
-    narrow = _rows(images, down, across).to(dtype) @ by_column.transpose(1, 2)
-    rows = narrow.view(-1, 3, down, size).transpose(1, 2).reshape(-1, down, 3 * size)
-    pixels = (by_row @ rows).view(-1, size, 3, size).transpose(2, 3)
+    # Batches for evaluation are made where the network's precision is set, which would be too low.
+    with torch.autocast(device.type, enabled=False):
+        narrow = _rows(images, down, across).to(dtype) @ by_column.transpose(1, 2)
+        rows = narrow.view(-1, 3, down, size).transpose(1, 2).reshape(-1, down, 3 * size)
+        pixels = (by_row @ rows).view(-1, size, 3, size).transpose(2, 3)
     return pixels.round_().clamp_(0, 255).to(torch.uint8)
 
 

@@ -65,6 +65,14 @@ NEVER_AGAIN = 1000
 """Ticks before the next Tock, where only the first is wanted."""
 PERCENTS = {"vgg16_m": (60, 40, 20), "resnet56": (30, 40)}
 """Percentages of the MACs that controls are compared at."""
+SCORES = ("taylor", "random", "l1", "slim", "pcnn")
+"""That photographs are pruned by, the paper's first."""
+LEFT = (50, 30)
+"""Percentages of the MACs that networks of photographs are fine-tuned at."""
+CURVE = "curve-"
+"""What runs without fine-tuning begin with."""
+LONGEST = 4
+"""Tocks of a network that loses the most, about; the whole one is trained for as many epochs."""
 EXPERIMENTS: dict[str, Callable[..., Experiment]] = {}
 
 
@@ -167,6 +175,28 @@ def controls(recipe: str = "resnet56-cifar10-ours") -> Experiment:
 
 
 @experiment
+def photographs(recipe: str = "mobilenetv2-cub200") -> Experiment:
+    """From ImageNet to few photographs: scores over MACs and filters, and fine-tuned at 50 and 30% of the MACs."""
+    pruning = find_recipe(recipe).pruning
+    # As in the paper, but for the lengths.
+    tuned = {"finetune_shape": "triangle", "finetune_lr": 1e-2, "finetune_lr_low": 1e-3}
+    plain = pruning.but(repair=0, distill=0.0, rank="score", **tuned)
+    curve = plain.but(keep_filters=0.2, multiple_of=1, finetune_epochs=0, evaluate="always")
+    more = pruning.finetune.but(epochs=pruning.finetune.epochs + LONGEST * pruning.tocks.epochs)
+    again = Training(schedule=more, learning=pruning.learning, evaluate="phases")
+    steps = [
+        baseline(recipe),
+        *_tuned(pruning, "taylor"),
+        Step(name="whole", settings=again, weights_of="baseline"),
+        *(Step(name=f"{CURVE}{score}", settings=curve.but(score=score), weights_of="baseline") for score in SCORES),
+        *_tuned(plain, "plain"),
+    ]
+    for score in SCORES[1:]:
+        steps += _tuned(pruning.but(score=score), score)
+    return Experiment(recipe=recipe, steps=tuple(steps), report="photographed", shared=("baseline",))
+
+
+@experiment
 def unlabelled(recipe: str = "torchvision:mobilenet_v2@class_folders") -> Experiment:
     """A trained network and few images without labels: cut at once, repaired in small steps, and then distilled."""
     untrained = find_recipe(recipe).pruning.without_training()
@@ -203,6 +233,16 @@ def segmentation(recipe: str = "fcn32s-voc") -> Experiment:
     whole = Step(name="whole", settings=again, weights_of="baseline")
     steps = (baseline(recipe), whole, *pruned(recipe, {"pruned": 0.73, "half": 0.5}))
     return Experiment(recipe=recipe, steps=steps, report="pictures")
+
+
+def _tuned(pruning: TickTock, name: str) -> list[Step]:
+    """To each percentage of the MACs, from where the one before has come to."""
+    steps, before = list[Step](), None
+    for percent in LEFT:
+        settings = pruning.but(keep_macs=percent / 100)
+        steps.append(Step(name=f"{name}-{percent}", settings=settings, weights_of="baseline", continue_from=before))
+        before = steps[-1].name
+    return steps
 
 
 def _arms(pruning: TickTock, percent: int) -> list[Step]:

@@ -15,6 +15,7 @@ from secateur.data.catalog import Dataset, find_dataset
 from secateur.data.photos import Photos
 from secateur.data.preprocessing import Preprocessing
 from secateur.data.scenes import Scenes
+from secateur.data.views import ResizedCrops
 from secateur.errors import InvalidData, InvalidModel, InvalidSetting, SecateurError
 from secateur.models.lookup import check_callable, find_builder, find_callable, find_model, normalization
 from secateur.nested import map_tensors
@@ -119,6 +120,9 @@ class Order:
     image_size: int | None = None
     """Pixels a side that the network sees, instead of the dataset's."""
 
+    in_memory: bool = False
+    """Decode photographs once, and keep them on the device."""
+
     hold_out: int = 0
     """Train without this many of the training images, and test on them instead of the test images."""
 
@@ -147,7 +151,7 @@ class Order:
         if not self.is_own:
             find_recipe(self.recipe)
             return
-        names = ("data", "batch_size", "image_size", "hold_out", "choose_on", "erase", "no_labels")
+        names = ("data", "batch_size", "image_size", "hold_out", "choose_on", "erase", "no_labels", "in_memory")
         unused = [name for name in names if getattr(self, name)]
         if unused:
             what = f"{self.recipe} has data of its own, so that these have no effect"
@@ -157,8 +161,8 @@ class Order:
         return {**asdict(self), "ignore": list(self.ignore)}
 
     def compared(self) -> dict[str, Any]:
-        """What must be the same when a run is resumed; data and weights may have moved."""
-        moved = ("data", "weights", "teacher", "epochs_scale")
+        """What must be the same when a run is resumed; data and weights may have moved, as into memory."""
+        moved = ("data", "weights", "teacher", "epochs_scale", "in_memory")
         return {name: value for name, value in self.to_dict().items() if name not in moved}
 
     @property
@@ -179,7 +183,14 @@ def build(order: Order, seed: int, device: torch.device, channels_last: bool = F
     dataset = find_dataset(recipe.data)
     find_builder(recipe.network)  # a wrong name is reported before data are read
     batch_size = recipe.batch_size if order.batch_size is None else order.batch_size
-    train, test = dataset.load(order.data, batch_size, order.image_size)
+    input_size = recipe.input_size or dataset.input_size
+    if order.image_size is not None:
+        input_size = (input_size[0], order.image_size, order.image_size)
+    # Asked for in vain, a size is reported.
+    size = input_size[1] if dataset.any_size else order.image_size
+    train, test = dataset.load(order.data, batch_size, size)
+    if recipe.crop_area is not None and isinstance(train, Photos):
+        train = replace(train, crops=ResizedCrops(train.crops.size, (recipe.crop_area, 1.0)))
     if order.hold_out:
         if not isinstance(train, Arrays | Photos):
             raise InvalidSetting("hold_out needs images with a class each", got=dataset.summary)
@@ -193,17 +204,18 @@ def build(order: Order, seed: int, device: torch.device, channels_last: bool = F
         if not isinstance(train, Arrays):
             raise InvalidSetting("erase needs a dataset that is kept in memory", got=dataset.summary)
         train = replace(train, erase=erase)
+    if order.in_memory and not isinstance(train, Photos):
+        raise InvalidSetting("in_memory is for photographs", got=dataset.summary)
     train, test, held_out = (_on(device, data, channels_last) for data in (train, test, held_out))
     num_classes = (dataset.num_classes or _count_classes(train)) if dataset.labelled else None
     options = network_options(recipe, dataset, num_classes, order.width)
-    input_size = recipe.input_size or dataset.input_size
-    if order.image_size is not None:
-        input_size = (input_size[0], order.image_size, order.image_size)
     with seeded(seed):
         model = find_model(recipe.network, **options)
         example = torch.randn(1, *input_size)
     scaled = normalization(model)
     train, test, held_out = (replace(d, **scaled) if isinstance(d, Photos) else d for d in (train, test, held_out))
+    if order.in_memory:
+        train, test, held_out = (d.decoded() if isinstance(d, Photos) else d for d in (train, test, held_out))
     if num_classes is None:
         task = unlabelled(train, test, whole=model)
     elif dataset.maps:

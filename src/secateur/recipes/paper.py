@@ -163,6 +163,39 @@ def vgg16m_cub200() -> Recipe:
 
 
 @recipe
+def mobilenetv2_cub200() -> Recipe:
+    """MobileNet-v2 on CUB-200 in class folders, 160 pixels a side, from ImageNet weights, with settings of our own."""
+    return Recipe(
+        network="torchvision:mobilenet_v2",
+        data="class_folders",
+        input_size=(3, 160, 160),
+        training=transfer().but(epochs=40, lr=0.02, weight_decay=5e-4, evaluate="phases"),
+        pruning=TickTock.of(
+            keep_macs=0.5,
+            tick_removes=0.08,
+            tick_step=0.1,
+            tick_data=0.2,
+            rank="score_per_mac",
+            rank_power=0.25,
+            repair=512,
+            tock_every=4,
+            tock_epochs=2,
+            weight_decay=5e-4,
+            distill=0.9,
+            finetune_epochs=40,
+            finetune_shape="warmup",
+            finetune_lr=0.02,
+            finetune_lr_low=0.0,
+            # Tocks are short: to capture new shapes before each takes longer than to train in full width.
+            cut="end",
+            evaluate="phases",
+        ),
+        batch_size=64,
+        crop_area=0.3,
+    )
+
+
+@recipe
 def fcn32s_voc() -> Recipe:
     """FCN-32s on PASCAL VOC 2011 with SBD, the paper's settings (Appendix C), from torchvision's vgg16.
 

@@ -41,7 +41,9 @@ class Recipe:
     options: dict[str, Any] = field(default_factory=dict)
     """For the function that builds the network."""
     input_size: tuple[int, int, int] | None = None
-    """Of the example that MACs are counted for; otherwise that of the dataset."""
+    """Of the example that MACs are counted for, and of images whose size can be chosen; otherwise the dataset's."""
+    crop_area: float | None = None
+    """Photographs for training are random parts, from this share of the area on, instead of windows of one size."""
     training: Training = field(default_factory=from_scratch)
     transfer: Training | None = None
     """How to train from weights that are given; otherwise as from random ones."""

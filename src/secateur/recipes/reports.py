@@ -7,11 +7,11 @@ finished are left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,11 +19,21 @@ from secateur.data.catalog import find_dataset
 from secateur.errors import MissingExtra
 from secateur.files import numbers, read_json_lines
 from secateur.models.lookup import find_model
+from secateur.recipes.curves import (
+    draw_rankings,
+    draw_scores,
+    main_of,
+    path_of,
+    table_by_macs,
+    table_of_rankings,
+    unrefined,
+)
+from secateur.recipes.experiments import CURVE
 from secateur.recipes.jobs import Order
 from secateur.recipes.paper import find_recipe
 from secateur.recipes.starts import open_network
 from secateur.results.bench import latency
-from secateur.results.figures import draw_curves, draw_structures
+from secateur.results.figures import draw_structures
 from secateur.results.load import load
 from secateur.results.pictures import draw_predictions
 from secateur.results.structure import Layer, Structure, read_structure
@@ -142,46 +152,24 @@ def rankings(done: Done) -> str:
     return page(done, *table_of_rankings(paths), drawn=True)
 
 
-class Removed(NamedTuple):
-    """A moment of pruning: percent of the filters and MACs removed, and the main metric."""
-
-    filters: float
-    macs: float
-    value: float
-
-
-def path_of(events: Sequence[dict[str, Any]]) -> list[Removed]:
-    """One point for every number of filters: the last one, after the Tock if there was one."""
-    whole = events[0]["filters"]
-    last = {event["filters"]: event for event in events if event["metrics"]}.values()
-    return [Removed(100 * (1 - e["filters"] / whole), 100 * (1 - e["share"]), main_of(e["metrics"])) for e in last]
-
-
-def draw_rankings(paths: dict[str, list[Removed]], against: str, figure: Path) -> None:
-    """Curves by score, against filters or MACs removed, without the L1 term on the left and with it on the right."""
-    curves = {name: [(getattr(each, against), each.value) for each in path] for name, path in paths.items()}
-    # PCNN has no factors that the L1 term could shrink: it is the same on both sides.
-    sparse = {
-        name.removesuffix("-sparse"): curves[name] for name in curves if name.endswith("-sparse") or name == "pcnn"
-    }
-    plain = {name: curves[name] for name in curves if not name.endswith("-sparse")}
-    what = {"filters": "filters", "macs": "MACs"}[against]
-    panels = {"without the L1 term": plain, "with it": sparse}
-    draw_curves(panels, figure, f"% of the {what} removed", "accuracy before fine-tuning (%)")
-
-
-def table_of_rankings(paths: dict[str, list[Removed]]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: the main metric when so many filters are removed, and the MACs left then."""
-    shares = (20, 40, 60, 80)
-
-    def cell(path: list[Removed], share: int) -> str:
-        there = at(path, share)
-        # Ticks of a rehearsal are large, and may skip a share.
-        short = f"only {there.filters:.0f}% removed, " if share - there.filters > 2 else ""
-        return f"{there.value:.2f} ({short}{100 - there.macs:.0f}% MACs left)"
-
-    rows = [[name, *(cell(path, share) for share in shares)] for name, path in paths.items()]
-    return ["score", *(f"{share}% of the filters removed" for share in shares)], rows
+def photographed(done: Done) -> str:
+    """Photographs: networks that were fine-tuned, beside the whole one; then scores without fine-tuning."""
+    events = {name: read_json_lines(done.folders[name] / "result" / "history.jsonl") for name in done.pruned()}
+    rows = []
+    for name, run in done.pruned().items():
+        if name.startswith(CURVE):
+            continue
+        before = unrefined(events[name]) if name != "whole" else None
+        trained = sum(event["event"] in ("Tock", "FineTune", "Train") for event in events[name])
+        costs = [change_of(run, "macs"), change_of(run, "params"), f"{before:.2f}" if before is not None else "-"]
+        rows.append([name, *costs, *changes(run), str(trained)])
+    metrics = metric_names(done.pruned())
+    heads = ["run", "MACs", "parameters", "before fine-tuning", *metrics, "epochs"]
+    paths = {name.removeprefix(CURVE): [path_of(events[name])] for name in events if name.startswith(CURVE)}
+    if not paths:
+        return page(done, heads, rows)
+    draw_scores(paths, done.figure)
+    return page(done, heads, rows, drawn=True) + f"\n{in_markdown(*table_by_macs(paths))}\n"
 
 
 def architectures(done: Done) -> str:
@@ -298,10 +286,6 @@ def main(run: dict[str, Any]) -> float:
     return main_of(run["after"]["metrics"])
 
 
-def main_of(metrics: dict[str, float]) -> float:
-    return next(iter(numbers(metrics).values()), float("nan"))
-
-
 def change_of(run: dict[str, Any], what: str) -> str:
     """The relative change of a cost."""
     return f"{run['after'][what] / run['before'][what] - 1:+.1%}"
@@ -314,11 +298,6 @@ def metric_names(runs: dict[str, dict[str, Any]]) -> list[str]:
 def changes(run: dict[str, Any]) -> list[str]:
     before, after = (numbers(run[end]["metrics"]) for end in ("before", "after"))
     return [f"{before[name]:.2f} -> {value:.2f} ({value - before[name]:+.2f})" for name, value in after.items()]
-
-
-def at(path: Sequence[Removed], share: float) -> Removed:
-    """The last moment before more than this percentage of the filters was removed."""
-    return [each for each in path if each.filters <= share + 1e-9][-1]
 
 
 def unlike_the_recipe(order: Order) -> list[str]:
@@ -354,7 +333,11 @@ def page(done: Done, heads: list[str], rows: list[list[str]], drawn: bool = Fals
         f"{sum(run['seconds'] for run in runs):.0f} s of training in all",
     ]
     note = f"\nA rehearsal: everything is {done.scale:g} times as long as it should be.\n" if done.scale != 1 else ""
-    table = ["| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows]]
     image = f"\n![Figure]({done.figure.name})\n" if drawn else ""
     measured = f"Measured: {', '.join(filter(None, facts))}. MACs are multiply-adds."
-    return "\n".join([*table, "", measured, note, image]).rstrip() + "\n"
+    return "\n".join([in_markdown(heads, rows), "", measured, note, image]).rstrip() + "\n"
+
+
+def in_markdown(heads: list[str], rows: Iterable[list[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows])

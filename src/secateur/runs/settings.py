@@ -137,7 +137,7 @@ class TickTock(Settings):
     """First train the whole network for this many more epochs, with the schedule of fine-tuning; 0 for none."""
 
     score: ScoreOrName = "taylor"
-    """A name (taylor is the paper's): fisher, slim, pcnn, l1, l2, fpgm, apoz, residual, measured, random; or your own."""
+    """taylor (the paper's), fisher, slim, pcnn, l1, l2, fpgm, apoz, residual, measured, random; or your own."""
 
     rank: Rank = "auto"
     """Rank by score, or by score per MAC, parameter or microsecond; auto: per microsecond for a latency budget."""
