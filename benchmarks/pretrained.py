@@ -30,7 +30,7 @@ from secateur.data.decode import read_image
 from secateur.data.folders import CLASS_FOLDERS
 from secateur.data.photos import IMAGENET_MEAN, IMAGENET_STD
 from secateur.errors import InvalidData, unknown_name
-from secateur.models.lookup import find_model
+from secateur.models.lookup import find_model, normalization
 
 Tensors = dict[str, Tensor]
 KERAS_EPSILON, TORCH_EPSILON = 1e-3, 1e-5
@@ -99,16 +99,12 @@ PACKAGES = {
 
 
 def build(name: str) -> Any:
-    """The network with random weights: timm's, or torchvision's; its ResNet-50 gets the strides that Keras' has."""
+    """The network with random weights: timm's, torchvision's, or ours of the form that Keras' weights have."""
     if name not in PACKAGES:
         raise unknown_name("network with trained weights", name, list(PACKAGES))
     if name == "efficientnet_lite0":
         return find_model("timm:tf_efficientnet_lite0").eval()
-    model: Any = find_model(f"torchvision:{name}").eval()
-    if name == "resnet50":
-        for block in (model.layer2[0], model.layer3[0], model.layer4[0]):
-            block.conv1.stride, block.conv2.stride = (2, 2), (1, 1)
-    return model
+    return find_model("resnet50_v1" if name == "resnet50" else f"torchvision:{name}").eval()
 
 
 def load(name: str, folder: Path) -> Pretrained:
@@ -116,7 +112,7 @@ def load(name: str, folder: Path) -> Pretrained:
     model = build(name)
     model.load_state_dict(_state(name, folder, model.state_dict()))
     if name == "resnet50":
-        return Pretrained(model, (123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255, 1 / 255, 1 / 255))
+        return Pretrained(model, **normalization(model))
     if name == "mobilenet_v2":
         return Pretrained(model)
     return Pretrained(model, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), interpolation="bicubic")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from secateur.errors import InvalidModel, InvalidSetting, MissingExtra, unknown_name
 from secateur.extras import import_extra
 from secateur.models import deeplab, fcn, fcn_mobilenet, resnet_cifar, vgg_cifar
+from secateur.models.resnet50_v1 import resnet50_v1
 
 BUILT_IN: dict[str, Callable[..., nn.Module]] = {
     "resnet14": resnet_cifar.resnet14,
@@ -27,6 +28,7 @@ BUILT_IN: dict[str, Callable[..., nn.Module]] = {
     "fcn32s": fcn.Fcn32s,
     "fcn_mobilenetv2": fcn_mobilenet.FcnMobileNet,
     "deeplab_mobilenetv2": deeplab.Deeplab,
+    "resnet50_v1": resnet50_v1,
 }
 
 

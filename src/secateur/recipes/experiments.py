@@ -197,11 +197,13 @@ def photographs(recipe: str = "mobilenetv2-cub200") -> Experiment:
 
 
 @experiment
-def unlabelled(recipe: str = "torchvision:mobilenet_v2@class_folders") -> Experiment:
+def unlabelled(recipe: str = "mobilenetv2-photographs") -> Experiment:
     """A trained network and few images without labels: cut at once, repaired in small steps, and then distilled."""
     untrained = find_recipe(recipe).pruning.without_training()
-    small = untrained.but(multiple_of=1, score="residual", tick_removes=0.02, tick_images=1000, repair=1000)
-    at_once = small.but(tick_removes=1.0, tick_step=1.0, repair=0, score="taylor")
+    small = untrained.but(
+        multiple_of=1, score="measured", tick_removes=1.0, tick_step=0.1, tick_images=1000, repair=1000
+    )
+    at_once = small.but(tick_step=1.0, repair=0, score="taylor")
     # With few images weights change little, and batch norms keep what they have learned from many.
     distilled = Training.of(
         epochs=100, lr=1e-3, lr_low=0.0, shape="warmup", distill=1.0, distill_temperature=2.0, fixed_statistics=True

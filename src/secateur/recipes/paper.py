@@ -129,6 +129,18 @@ def vgg16m_cifar100_ours() -> Recipe:
 
 
 @recipe
+def mobilenetv2_photographs() -> Recipe:
+    """MobileNet-v2 with ImageNet weights, on few photographs in class folders: see the experiment `unlabelled`."""
+    return few_photographs("torchvision:mobilenet_v2")
+
+
+@recipe
+def resnet50_photographs() -> Recipe:
+    """ResNet-50 with weights of Keras, on few photographs in class folders: see the experiment `unlabelled`."""
+    return few_photographs("resnet50_v1")
+
+
+@recipe
 def resnet50_imagenet() -> Recipe:
     """ResNet-50 on ImageNet with the paper's settings (Table 2): 100 images of a class per Tick."""
     return Recipe(
@@ -267,6 +279,11 @@ def on_camvid(network: str, lr: float) -> Recipe:
     return Recipe(
         network=network, data="camvid", training=training.but(evaluate="phases"), pruning=pruning, batch_size=16
     )
+
+
+def few_photographs(network: str) -> Recipe:
+    """A network of ImageNet on photographs of its classes, which are cut at random: down to a third of the area."""
+    return find_recipe(f"{network}@class_folders").but(crop_area=0.35, top5=True)
 
 
 def authors(recipe: Recipe) -> Recipe:
