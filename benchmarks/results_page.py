@@ -13,6 +13,7 @@ from typing import Any
 from controls_page import controls as controls_text
 from evidence import RESULTS, Evidence, accuracy, cost, read_all, spread
 from photographs_page import photographs as photographs_text
+from real_images_page import segmented, without_training_set
 from repair_page import few_images, with_training, without_training
 
 from secateur.files import read_json
@@ -274,6 +275,18 @@ def photographs(sets: Sets) -> str:
     return page(used, text)
 
 
+def imagenet(sets: Sets) -> str:
+    """Photographs: ImageNet without its training set"""
+    text, used = without_training_set(sets)
+    return page(used, text)
+
+
+def segmentation(sets: Sets) -> str:
+    """Photographs: segmentation on CamVid"""
+    text, used = segmented(sets)
+    return page(used, text)
+
+
 def search(sets: Sets) -> str:
     """How our recipe was chosen"""
     runs = sets.get("search", {})
@@ -433,6 +446,8 @@ SECTIONS: list[Callable[[Sets], str]] = [
     table3,
     gfir,
     photographs,
+    imagenet,
+    segmentation,
     nas,
     appendix_e,
     times,
