@@ -28,10 +28,12 @@ train and 5,794 to test, in the official split. They are read as folders of clas
 are not used; their shorter side was reduced to 176 pixels, and the network sees 160x160. All runs start from that one
 network, and all seeds share it. Made by `secateur reproduce photographs`."""
 TUNED = """\
-By Tick-Tock to a half and to three tenths of the MACs, then fine-tuned. Ours repairs after every Tick, ranks by score
-per MAC to the power of a quarter, and learns from the network that it started from; those without repair and
-distillation do none of that. The whole network, trained as long, learns from the same one in the same way, for at least
-as many epochs as a pruned one. A difference below twice its standard error counts as equal."""
+By Tick-Tock, then fine-tuned. Ours repairs after every Tick, ranks by score per MAC to the power of a quarter, and
+learns from the network that it started from. All settings were fixed before the first test on these photographs."""
+PLAIN = "Those without repair and distillation do none of that."
+WHOLE = """\
+The whole network, trained as long, learns from the same one in the same way, for at least as many epochs as a pruned
+one. A difference below twice its standard error counts as equal."""
 CURVES = """\
 Scores with Tick-Tock alone, without repair and fine-tuning: {ticks} Ticks of {removes:.0%} of the filters that are
 left, and {tocks} Tocks, down to {left:.0%} of them. Between two Ticks the accuracy is read off the line.
@@ -43,7 +45,8 @@ def photographs(sets: dict[str, dict[str, list[Evidence]]], figure: Path) -> tup
     """The text, and the runs in it; the figure is drawn."""
     runs = sets.get(SET, {})
     rows, used = tuned(runs)
-    parts = [TEXT, TUNED, table(heads(), rows)] if rows else []
+    more = [PLAIN] * any(name.startswith("plain") for name in runs) + [WHOLE] * ("whole" in runs)
+    parts = [TEXT, " ".join([TUNED, *more]), table(heads(), rows)] if rows else []
     curves = {score: found for score in SCORES if (found := runs.get(f"{CURVE}{score}"))}
     if curves:
         paths = {score: [path_of(run.data["trajectory"]) for run in found] for score, found in curves.items()}

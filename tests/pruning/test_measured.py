@@ -10,9 +10,11 @@ from readers import IMAGES, REFITTED, Flat, Net
 from scored import NETWORKS, batches, make, pruner_of, run
 from torch import Tensor, nn
 
-from secateur import Pruner
+from secateur import ChannelGraph, InvalidModel, Pruner, analyze
+from secateur.channels.plan import Plan
 from secateur.pruning import measured, residual
 from secateur.pruning.measured import Measured, rising
+from secateur.pruning.residual import readers_in
 
 
 @pytest.fixture
@@ -113,15 +115,94 @@ def run_batches(pruner: Pruner) -> None:
 
 
 def test_other_outputs_are_compared_by_their_squares() -> None:
-    model, (images, _) = Net(nn.Conv2d(6, 1, 1)), Net(nn.Conv2d(6, 1, 1)).data()[0]
-    scores = {}
-    for classes in (True, False):
+    one, four = Net(nn.Conv2d(6, 1, 1)), Net(nn.Conv2d(6, 4, 1))
+
+    def measure(model: Net, classes: bool) -> Tensor:
+        images = model.data()[0][0]
         pruner = Pruner(copy.deepcopy(model), images[:1], score=Measured(classes=classes))
         pruner.model(images).square().mean().backward()
         pruner.observe()
-        scores[classes] = pruner.score.end()
-    assert float(scores[True].max()) < 1e-5  # one class is always certain
-    assert float(scores[False].min()) > 1e-3
+        return pruner.score.end()
+
+    # A single number is no score of classes, whatever is said.
+    torch.testing.assert_close(measure(one, True), measure(one, False))
+    assert float(measure(one, True).min()) > 1e-6
+    assert not torch.allclose(measure(four, True), measure(four, False), rtol=0.1)
+
+
+@pytest.mark.parametrize("name", [*REFITTED, "flat"])
+def test_weights_come_back_in_the_shape_they_were_taken_in(name: str) -> None:
+    model = Flat(nn.Linear(6 * 20, 4)) if name == "flat" else REFITTED[name]()
+    graph = analyze(model, model.data()[0][0][:1])
+    [reader] = readers_in(model, graph, Plan(graph, graph.all_kept()))
+    before, wanted = model.layer.weight.clone(), torch.randn_like(reader.filters())
+    reader.put_(reader.filters())
+    torch.testing.assert_close(model.layer.weight, before)
+    reader.put_(wanted)
+    torch.testing.assert_close(reader.filters(), wanted)
+
+
+def test_an_input_that_is_left_out_of_the_fit_is_not_read() -> None:
+    for model in (Flat(nn.Linear(6 * 20, 4)), *(build() for build in REFITTED.values())):
+        graph = analyze(model, model.data()[0][0][:1])
+        [reader] = readers_in(model, graph, Plan(graph, graph.all_kept()))
+        filters = reader.filters()
+        filters[:, :, reader.channels == 2] = 0
+        reader.put_(filters)
+        before = model(model.data()[0][0])
+        with torch.no_grad():
+            for tensor in (model.first.weight, model.first.bias):
+                tensor[[c for c in range(6) if reached(graph, c) == 2]] += 1.0
+        torch.testing.assert_close(model(model.data()[0][0]), before)
+
+
+def reached(graph: ChannelGraph, filter: int) -> int:
+    """The channel of a filter of the first layer."""
+    return int(graph.axes["first.weight", 0][filter])
+
+
+class Picky(Net):
+    """Gives the outputs above their mean only."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = super().forward(images)
+        return found[found > found.mean()]
+
+
+def test_outputs_that_cannot_be_compared_are_refused() -> None:
+    model = Picky(nn.Conv2d(6, 4, 1))
+    pruner = Pruner(model, model.data()[0][0][:1], score="measured")
+    pruner.model(model.data()[0][0]).square().sum().backward()
+    pruner.observe()
+    with pytest.raises(InvalidModel, match="shapes depend on their values"):
+        pruner.score.end()
+
+
+def test_without_calls_of_the_model_there_is_nothing_to_compare() -> None:
+    model = Net(nn.Conv2d(6, 4, 1))
+    pruner = Pruner(model, model.data()[0][0][:1], score="measured")
+    images, labels = model.data()[0]
+    F.cross_entropy(pruner.model.forward(images), labels).backward()
+    pruner.observe()
+    with pytest.raises(InvalidModel, match="no outputs to compare"):
+        pruner.score.end()
+
+
+def test_scores_that_are_certain() -> None:
+    never = torch.tensor([[0.0, 1.0, -torch.inf]])
+    assert float(measured.divergence(never, never)) == 0
+    assert float(measured.divergence(never, never.flip(1).nan_to_num(neginf=0.0))) > 0
+
+
+def test_images_are_let_go_when_the_gates_merge() -> None:
+    model, score = Net(nn.Conv2d(6, 4, 1)), Measured()
+    pruner = Pruner(model, model.data()[0][0][:1], score=score)
+    for images, labels in model.data():
+        F.cross_entropy(pruner.model(images), labels).backward()
+        pruner.observe()
+    assert score.calls
+    pruner.finish()
+    assert not score.calls
 
 
 def test_no_more_images_are_kept_than_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:

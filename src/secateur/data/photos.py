@@ -74,7 +74,8 @@ class Photos:
 
     def to(self, device: torch.device | str) -> Photos:
         """The same batches on that device."""
-        return replace(self, device=torch.device(device))
+        kept = [pixels.to(device) for pixels in self.kept] if self.kept is not None else None
+        return replace(self, device=torch.device(device), kept=kept)
 
     def decoded(self) -> Photos:
         """The same with every image decoded once and kept on the device: 3 bytes for each pixel."""

@@ -7,7 +7,7 @@ channels within a group here, and trials on a copy of the network compare the gr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
@@ -19,12 +19,14 @@ from torch.utils._pytree import tree_leaves
 from secateur.channels.cost import is_kept
 from secateur.channels.groups import ChannelGroup
 from secateur.channels.plan import Plan
+from secateur.errors import InvalidModel
 from secateur.modes import evaluating
 from secateur.nested import map_tensors
 from secateur.pruning.hook import Hook
 from secateur.pruning.plain import plain_copy
 from secateur.pruning.residual import Reader, Residual, inverse_of, losses, readers_in, weighted
 from secateur.pruning.scores import register
+from secateur.words import counted
 
 SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 """Of a group's channels that are taken away in its trials."""
@@ -39,8 +41,6 @@ APART = 1e-6
 IMAGES = 512
 """That trials look at, about."""
 
-Distance = Callable[[list[Tensor], list[Tensor]], float]
-
 
 @register("measured")
 class Measured(Residual):
@@ -50,8 +50,8 @@ class Measured(Residual):
     images that were observed are run again. The score of a channel is what the outputs change with it, made to rise
     along the order, so that a rank by score per MAC goes down the steepest way first.
 
-    classes: whether the outputs are scores of classes along axis 1, which are compared as probabilities; others are
-        compared by the square of their change, relative to their variance.
+    classes: whether the outputs are scores of two or more classes along axis 1, which are compared as probabilities;
+        others are compared by the square of their change, relative to their variance.
     """
 
     capturable = False
@@ -69,30 +69,40 @@ class Measured(Residual):
 
     def begin(self, gates: Any) -> None:
         super().begin(gates)
-        self.calls, self.images = [], 0
+        self.images = 0
         keep = Hook(self._keep)
         self.handles.append(gates.model.register_forward_pre_hook(keep, with_kwargs=True))
 
     def _keep(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not torch.is_grad_enabled() or self.images >= IMAGES:
             return
-        call = map_tensors((args, kwargs), lambda tensor: tensor.detach().clone())
-        tensors = [leaf for leaf in tree_leaves(call) if isinstance(leaf, Tensor)]
-        kind = tensors[0].device.type if tensors else "cpu"
+        kind = next(module.parameters()).device.type
         self.precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        call = map_tensors((args, kwargs), lambda tensor: tensor.detach().clone())
         self.calls.append(call)
-        self.images += tensors[0].shape[0] if tensors and tensors[0].dim() else 1
+        first = next((leaf for leaf in tree_leaves(call) if isinstance(leaf, Tensor)), None)
+        # A list of images has one tensor for each.
+        several = isinstance(args[0], list) if args else False
+        self.images += len(args[0]) if several else 1 if first is None or not first.dim() else first.shape[0]
+
+    def close(self) -> None:
+        super().close()
+        self.calls = []
 
     @torch.no_grad()
     def end(self) -> Tensor:
         seen = {reader.name: self._left(*found) for found in self.seen() for reader in found[:1]}
-        self.close()
+        super().close()
         kept, groups = self.gates.kept, self.gates.whole.groups
         total = torch.full((kept.numel(),), torch.inf, dtype=torch.float64, device="cpu")
         model = plain_copy(self.gates)
         readers = [r for r in readers_in(model, self.gates.whole, Plan(self.gates.whole, kept)) if r.name in seen]
         with evaluating(model):
-            before = self._outputs(model)
+            before = list(self._outputs(model))
+            if not any(before):
+                got = counted(len(self.calls), "call") + " of the model observed"
+                wanted = "calls of the model itself since the last removal, with tensors of numbers as outputs"
+                raise InvalidModel("Measured has no outputs to compare", got=got, wanted=wanted)
             for group in groups:
                 parts = [Part(reader, *seen[reader.name]) for reader in readers if group.has_any(reader.channels)]
                 if parts and bool(kept[group.span].any()):
@@ -117,7 +127,7 @@ class Measured(Residual):
         return moments[alive][:, inputs][:, :, inputs], importance
 
     def _try(
-        self, model: nn.Module, before: list[Tensor], group: ChannelGroup, parts: list[Part], total: Tensor
+        self, model: nn.Module, before: list[list[Tensor]], group: ChannelGroup, parts: list[Part], total: Tensor
     ) -> None:
         """Write the scores of the channels of a group."""
         here = self.gates.kept[group.span].nonzero()[:, 0] + group.start
@@ -139,7 +149,7 @@ class Measured(Residual):
                 continue
             for part in parts:
                 part.write_()
-            points.append((wanted, self._distance(before, self._outputs(model))))
+            points.append((wanted, self._distance(model, before)))
             if points[-1][1] > ENOUGH:
                 break
         for part in parts:
@@ -147,39 +157,43 @@ class Measured(Residual):
         # The rest is dearer than what was tried, and dearer the more of it has gone.
         marginal = rising(points)
         last = marginal[-1] if marginal else LEAST
-        rest = [channel for channel in here.tolist() if channel not in set(gone)]
+        tried = set(gone)
+        rest = [channel for channel in here.tolist() if channel not in tried]
         marginal += [last * (2 + place) for place in range(len(rest))]
         ordered = torch.tensor([*gone, *rest], dtype=torch.long, device="cpu")
         places = torch.arange(ordered.numel(), device="cpu")
         total[ordered] = torch.tensor(marginal, dtype=torch.float64, device="cpu") * (1 + APART * places)
 
-    def _outputs(self, model: nn.Module) -> list[Tensor]:
-        """What the network gives for each of the images, all tensors of a call in one list."""
-        found: list[Tensor] = []
-        for args, kwargs in self.calls:
-            first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
-            kind = first.device.type if first is not None else "cpu"
-            cast = torch.autocast(kind, self.precision) if self.precision is not None else nullcontext()
-            args, kwargs = map_tensors((args, kwargs), torch.clone)  # a network may write to what it is given
-            with cast:
+    def _outputs(self, model: nn.Module) -> Iterator[list[Tensor]]:
+        """The tensors that the network gives in each call."""
+        kind = next(model.parameters()).device.type
+        for call in self.calls:
+            args, kwargs = map_tensors(call, torch.clone)  # a network may write to what it is given
+            with torch.autocast(kind, self.precision) if self.precision is not None else nullcontext():
                 leaves = tree_leaves(model(*args, **kwargs))
             numbers = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-            found += [leaf.to(torch.promote_types(leaf.dtype, torch.float32)) for leaf in numbers]
-        return found
+            yield [leaf.to(torch.promote_types(leaf.dtype, torch.float32)) for leaf in numbers]
 
-    def _distance(self, before: list[Tensor], after: list[Tensor]) -> float:
-        terms, count = 0.0, 0
-        for one, other in zip(before, after, strict=True):
-            images = one.shape[0] if one.dim() else 1
-            terms += images * float(divergence(one, other) if self.classes and one.dim() > 1 else change(one, other))
-            count += images
-        return terms / count if terms == terms else torch.inf
+    def _distance(self, model: nn.Module, before: list[list[Tensor]]) -> float:
+        """How far the outputs are from those of before, averaged over images."""
+        total, count = 0.0, 0
+        for ones, others in zip(before, self._outputs(model), strict=True):
+            if [one.shape for one in ones] != [other.shape for other in others]:
+                wanted = "the same shapes whatever the weights are; use another score"
+                raise InvalidModel("Measured cannot compare outputs whose shapes depend on their values", wanted=wanted)
+            for one, other in zip(ones, others, strict=True):
+                images = one.shape[0] if one.dim() else 1
+                scores = self.classes and one.dim() > 1 and one.shape[1] > 1
+                total += images * float(divergence(one, other) if scores else change(one, other))
+                count += images
+        return total / max(1, count) if total == total else torch.inf
 
 
 def divergence(before: Tensor, after: Tensor) -> Tensor:
     """KL divergence of classes along axis 1, averaged over images and places."""
     wanted, found = before.log_softmax(1), after.log_softmax(1)
-    return (wanted.exp() * (wanted - found)).sum(1).mean()
+    likely = wanted.exp()
+    return torch.where(likely > 0, likely * (wanted - found), 0).sum(1).mean()
 
 
 def change(before: Tensor, after: Tensor) -> Tensor:

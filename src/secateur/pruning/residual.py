@@ -61,7 +61,7 @@ class Reader:
         """(groups, samples, inputs)."""
         rows = self.by_channel(data)
         if isinstance(self.module, nn.Linear):
-            rows = rows[:, self.order].transpose(1, 2).flatten(0, 1)
+            rows = rows[:, self.order.to(rows.device)].transpose(1, 2).flatten(0, 1)
         total = rows.shape[0]
         # A step that shares no factor with the sizes of the images, so that it does not keep to some columns.
         step = next(step for step in count(max(1, total // PLACES)) if gcd(step, total) == 1)
@@ -71,7 +71,7 @@ class Reader:
         """The weights: (groups, outputs, inputs, taps or positions)."""
         weight = self.module.weight.detach().double()
         if isinstance(self.module, nn.Linear):
-            return weight[:, self.order][None]
+            return weight[:, self.order.to(weight.device)][None]
         grouped = weight.unflatten(0, (self.groups, -1)).flatten(3)
         return grouped.transpose(1, 2) / self._spread if self.transposed else grouped
 
@@ -80,7 +80,7 @@ class Reader:
         """Give the layer these weights, in the shape of `filters`."""
         weight = self.module.weight
         if isinstance(self.module, nn.Linear):
-            weight[:, self.order] = filters[0].to(weight)
+            weight[:, self.order.to(weight.device)] = filters[0].to(weight)
             return
         grouped = filters.transpose(1, 2) * self._spread if self.transposed else filters
         weight.copy_(grouped.reshape(weight.shape))
@@ -216,7 +216,7 @@ def readers_in(model: nn.Module, graph: ChannelGraph, present: Plan) -> Iterator
             channels = channels[order[:, 0]]
         elif isinstance(module, _ConvTransposeNd):
             channels = channels[: channels.numel() // module.groups]
-        yield Reader(tensor, module, channels, order.to(module.weight.device))
+        yield Reader(tensor, module, channels, order)
 
 
 def weighted(filters: Tensor, importance: Tensor) -> Tensor:

@@ -228,6 +228,7 @@ class PruningPhase(Phase):
             if cost(aligned).macs <= WORTH_CUTTING * cost(self.gates.present.kept).macs:
                 self.pruner.cut_(self.optimizer, ALIGNED)
                 run.keep_good_state()
+        self.pruner.score.close()  # it has nothing to observe until the next Tick begins
         self.trained = True
         only_train_(run.model, self.in_tock)
         number, epochs = self.tocks + 1, tocks.length(run.num_batches)

@@ -11,7 +11,7 @@ from typing import Any
 
 from secateur.results.report.words import markup
 
-NUM_COLOURS = 11
+NUM_COLOURS = 12
 """Enough for every score and one of the user's own."""
 
 
