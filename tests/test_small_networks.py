@@ -11,11 +11,8 @@ def native_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
 
 
-QUICK = "ResNet-8, width 1/2"
-CASES = [pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in small_networks.CASES]
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", small_networks.CASES)
 def test_small_network(name: str) -> None:
     result = small_networks.run(small_networks.CASES[name], seed=0)
     before, after = next(iter(result.metrics_before.values())), next(iter(result.metrics.values()))

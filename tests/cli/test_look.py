@@ -44,6 +44,7 @@ def shallow(tmp_path: Path) -> Path:
     return save(result, tmp_path / "shallow", network={"name": "resnet14", "options": {}})
 
 
+@pytest.mark.slow
 def test_a_result_without_some_branches(secateur: Call, shallow: Path, tmp_path: Path) -> None:
     status, text, _ = secateur("structure", shallow)
     assert status == 0

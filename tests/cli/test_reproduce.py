@@ -149,6 +149,7 @@ def test_table_3(reproduce: Call, out: Path) -> None:
             assert "Tock" not in kinds
 
 
+@pytest.mark.slow
 def test_appendix_e_shows_runs_of_table_3(reproduce: Call, out: Path) -> None:
     assert reproduce("table3", PLAIN)[0] == 0
     status, _, err = reproduce("appendix-e", PLAIN)

@@ -120,11 +120,12 @@ def test_from_every_checkpoint_and_every_event(every: int, tmp_path: Path, monke
     [
         ({"optimizer": "adamw", "nesterov": True, "tock_first": True, "evaluate": "phases"}, {}),
         ({"optimizer": "rmsprop", "tick_epochs": 2, "cut": "end"}, {"accumulate": 2, "clip_norm": 0.1}),
-        ({"score": "slim", "decay_norms": False}, {"channels_last": True}),
+        pytest.param({"score": "slim", "decay_norms": False}, {"channels_last": True}, marks=pytest.mark.slow),
         pytest.param({"score": "l1", "filter_scale": "mean", "tick_shifts": True}, {}, marks=pytest.mark.slow),
         ({"score": "pcnn"}, {}),
         pytest.param({"score": "apoz"}, {}, marks=pytest.mark.slow),
         pytest.param({"score": "residual"}, {}, marks=pytest.mark.slow),
+        pytest.param({"score": "measured"}, {}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
