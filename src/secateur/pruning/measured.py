@@ -91,7 +91,7 @@ class Measured(Residual):
 
     @torch.no_grad()
     def end(self) -> Tensor:
-        seen = {reader.name: self._left(*found) for found in self.seen() for reader in found[:1]}
+        seen = {reader.name: self._left(reader, *sums) for reader, *sums in self.seen()}
         super().close()
         kept, groups = self.gates.kept, self.gates.whole.groups
         total = torch.full((kept.numel(),), torch.inf, dtype=torch.float64, device="cpu")
