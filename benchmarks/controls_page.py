@@ -31,17 +31,23 @@ TEXT = """\
 All arms start from one network that was trained for 80 epochs more, but for those
 that say otherwise, and have 50 epochs: a Tock of 10 and 40 of fine-tuning. The reference is our recipe, with repair
 after every Tick. Its Tock comes first and alone: between and after its Ticks there is none, and so it is not Tick-Tock
-as the paper has it; that is an arm of its own. A difference below twice its standard error counts as equal. Made by
-`secateur reproduce controls`. Only arms with three seeds are shown.{missing}
+as the paper has it; that is an arm of its own. A difference below twice its standard error counts as equal; an arm of
+one seed is taken to spread as the reference does. Made by `secateur reproduce controls`.
+
+So far: both the choice and the weights matter. Channels chosen at random end below the reference, and so does the
+reference's shape with random weights. To train the whole network once more first does not pay at this budget.{missing}
 
 The network trained once more: {lifted}. The same after 50 epochs more: {whole}."""
+
+DEAD = """\
+Runs that ended at chance are left out of the mean, and n says of how many it is. Pruning broke the network. {dead}"""
 
 
 def controls(sets: dict[str, dict[str, list[Evidence]]]) -> tuple[str, list[Evidence]]:
     """The text, and the runs in it; none where no arm is complete."""
     parts, used = [], []
     for name, title in NETWORKS.items():
-        arms = {arm: runs for arm, runs in sets.get(name, {}).items() if len(runs) >= 3}
+        arms = sets.get(name, {})
         rows = [row for percent in (60, 40, 30, 20) for row in rows_of(arms, percent)]
         if not rows:
             continue
@@ -51,16 +57,32 @@ def controls(sets: dict[str, dict[str, list[Evidence]]]) -> tuple[str, list[Evid
         missing = [arm for arm in ARMS if not any(known.rpartition("-")[0] == arm for known in arms)]
         told = f"\n\nNot measured yet: {', '.join(missing)}." if missing else ""
         parts += [f"{title}.", TEXT.format(**whole, missing=told), table(heads, rows)]
+        dead = [describe(run) for arm in arms.values() for run in arm if not alive(run)]
+        parts += [DEAD.format(dead=" ".join(dead))] if dead else []
     return "\n\n".join(parts), used
 
 
 def rows_of(arms: dict[str, list[Evidence]], percent: int) -> list[list[str]]:
     reference = arms.get(f"reference-{percent}", [])
-    return [
-        [what, *cost(runs), spread(after(runs)), str(len(runs)), against(after(runs), after(reference))]
-        for arm, what in ARMS.items()
-        if (runs := arms.get(f"{arm}-{percent}"))
-    ]
+    rows = []
+    for arm, what in ARMS.items():
+        runs = arms.get(f"{arm}-{percent}", [])
+        living = [run for run in runs if alive(run)]
+        if living:
+            n = str(len(runs)) if living == runs else f"{len(living)} of {len(runs)}"
+            rows.append([what, *cost(living), spread(after(living)), n, against(after(living), after(reference))])
+    return rows
+
+
+def alive(run: Evidence) -> bool:
+    """Whether the network is better than twice chance."""
+    return run.metrics[1] > 200 / run.data["network"]["options"]["num_classes"]
+
+
+def describe(run: Evidence) -> str:
+    """The layer that kept the smallest share of its channels."""
+    layer = min(run.structure.layers, key=lambda layer: layer.after / layer.before)
+    return f"`{run.name}` with seed {run.seed}: {layer.name} kept {layer.after} of {layer.before} channels."
 
 
 def after(runs: Sequence[Evidence]) -> list[float]:
@@ -70,11 +92,16 @@ def after(runs: Sequence[Evidence]) -> list[float]:
 def against(values: Sequence[float], reference: Sequence[float]) -> str:
     """The difference of two means, or that it is no more than chance.
 
+    One value alone is taken to spread as the reference does.
+
     >>> against([92.0, 92.1, 92.2], [93.0, 93.1, 93.2]), against([93.0, 93.2, 93.4], [93.0, 93.1, 93.2])
     ('-1.00', 'equal')
+    >>> against([92.7], [93.0, 93.1, 93.2]), against([93.0], [93.0, 93.1, 93.2])
+    ('-0.40', 'equal')
     """
-    if len(reference) < 2 or len(values) < 2 or values is reference or list(values) == list(reference):
+    if len(reference) < 2 or not values or list(values) == list(reference):
         return "-"
     difference = mean(values) - mean(reference)
-    error = sqrt(stdev(values) ** 2 / len(values) + stdev(reference) ** 2 / len(reference))
+    around = stdev(values if len(values) > 1 else reference)
+    error = sqrt(around**2 / len(values) + stdev(reference) ** 2 / len(reference))
     return "equal" if abs(difference) < 2 * error else f"{difference:+.2f}"

@@ -33,7 +33,8 @@ learns from the network that it started from. All settings were fixed before the
 PLAIN = "Those without repair and distillation do none of that."
 WHOLE = """\
 The whole network, trained as long, learns from the same one in the same way, for at least as many epochs as a pruned
-one. A difference below twice its standard error counts as equal."""
+one. A difference below twice its standard error counts as equal; an arm of one seed is taken to
+spread as the whole network does."""
 CURVES = """\
 Scores with Tick-Tock alone, without repair and fine-tuning: {ticks} Ticks of {removes:.0%} of the filters that are
 left, and {tocks} Tocks, down to {left:.0%} of them. Between two Ticks the accuracy is read off the line.

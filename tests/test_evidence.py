@@ -123,7 +123,7 @@ def test_photographs_are_compared_with_the_whole_network(
     assert rows["the whole network"][3:] == ["70.00", "1", "-", "-"]
     assert rows["the whole network, trained as long"][3:] == ["71.10 ± 0.10", "3", "+1.10", "-"]
     assert rows["to 50%: Taylor, ours"][2:] == ["51.10 ± 0.26", "70.10 ± 0.26", "3", "equal", "-1.00"]
-    assert rows["to 30%: random, ours"][2:] == ["41.00", "60.00", "1", "-10.00", "-"]
+    assert rows["to 30%: random, ours"][2:] == ["41.00", "60.00", "1", "-10.00", "-11.10"]
     # The accuracy at a share of the MACs; curves end at 30%.
     assert rows["taylor"] == [
         "68.20 ± 0.28",
@@ -165,7 +165,8 @@ def test_controls_are_compared_with_the_reference(runs: list[Path]) -> None:
 
     def arm(name: str, *accuracies: float) -> list[evidence.Evidence]:
         def ending(value: float) -> dict[str, Any]:
-            return {**data, "after": {**data["after"], "metrics": {"accuracy": value}}}
+            network = {"name": "resnet56", "options": {"num_classes": 10}}
+            return {**data, "network": network, "after": {**data["after"], "metrics": {"accuracy": value}}}
 
         return [evidence.Evidence(name, seed, ending(value)) for seed, value in enumerate(accuracies)]
 
@@ -173,7 +174,9 @@ def test_controls_are_compared_with_the_reference(runs: list[Path]) -> None:
         "reference-30": arm("reference-30", 93.0, 93.1, 93.2),
         "random-30": arm("random-30", 90.0, 90.2, 90.4),
         "slim-30": arm("slim-30", 92.9, 93.1, 93.4),
-        "l1-30": arm("l1-30", 80.0),
+        "l1-30": arm("l1-30", 80.0, 80.2, 10.0),
+        "scratch-30": arm("scratch-30", 92.0),
+        "narrow-30": arm("narrow-30", 92.9),
         "whole": arm("whole", 94.0, 94.2, 94.4),
     }
     text, used = controls_page.controls({"controls-resnet56": arms})
@@ -183,7 +186,11 @@ def test_controls_are_compared_with_the_reference(runs: list[Path]) -> None:
     assert rows["the reference"] == ["93.10 ± 0.10", "3", "-"]
     assert rows["score: random"] == ["90.20 ± 0.20", "3", "-2.90"]
     assert rows["score: Slim"] == ["93.13 ± 0.25", "3", "equal"]
-    assert "score: L1 norm" not in rows
+    assert rows["score: L1 norm"] == ["80.10 ± 0.14", "2 of 3", "-13.00"]
+    assert rows["the reference's shape, random weights"] == ["92.00", "1", "-1.10"]
+    assert rows["evenly narrower, random weights"] == ["92.90", "1", "equal"]
+    layer = min(data["layers"], key=lambda row: row[2] / row[1])
+    assert f"`l1-30` with seed 2: {layer[0]} kept {layer[2]} of {layer[1]} channels." in text
     assert "The same after 50 epochs more: 94.20 ± 0.20." in text
-    assert len(used) == 12
+    assert len(used) == 17
     assert controls_page.controls({}) == ("", [])

@@ -159,10 +159,10 @@ def controls(recipe: str = "resnet56-cifar10-ours") -> Experiment:
     """Is it the pruning, or the training? One thing at a time is changed in our recipe, fine-tuned for 40 epochs."""
     pruning = find_recipe(recipe).pruning
     lift = pruning.finetune.but(epochs=pruning.retrain_epochs or CONTROL_EPOCHS)
-    again = Training(schedule=lift, learning=pruning.learning)
+    again = Training(schedule=lift, learning=pruning.learning, evaluate="phases")
     lifted = Step(name="lifted", settings=again, weights_of="baseline")
     # As many epochs as the Tock and fine-tuning of a pruned network have together.
-    as_long = again.but(epochs=pruning.tocks.epochs + CONTROL_EPOCHS, evaluate="phases")
+    as_long = again.but(epochs=pruning.tocks.epochs + CONTROL_EPOCHS)
     whole = Step(name="whole", settings=as_long, weights_of="lifted")
     arms: list[Step] = []
     for percent in PERCENTS.get(find_recipe(recipe).network, (40,)):
