@@ -88,6 +88,20 @@ def joined_if_alike(x: Tensor, y: Tensor) -> Tensor:
     return y + x if y.shape == x.shape else y
 
 
+class Spread(nn.Module):
+    """A grouped convolution makes several channels from each; the sum is left out where shapes differ."""
+
+    def __init__(self, narrow: int, several: int, wide: int) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(3, narrow, 3, padding=1)
+        self.spread = nn.Conv2d(narrow, several * narrow, 1, groups=narrow)
+        self.b, self.last = nn.Conv2d(3, wide, 3, padding=1), nn.Conv2d(wide, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.b(x).relu()
+        return self.last(joined_if_alike(self.spread(self.a(x).relu()), y))
+
+
 @pytest.mark.parametrize(
     ("model", "stay"),
     [
@@ -95,8 +109,10 @@ def joined_if_alike(x: Tensor, y: Tensor) -> Tensor:
         (Pair(ratio), {"a", "b"}),
         (Pair(ratio, wide=16), {"a", "b"}),
         (Pair(joined_if_alike, wide=16), {"a"}),
+        (Spread(2, 2, 2), {"a"}),
+        (Spread(3, 3, 4), {"a"}),
     ],
-    ids=["attention", "ratio", "ratio of other widths", "joined if alike"],
+    ids=["attention", "ratio", "ratio of other widths", "joined if alike", "spread", "spread unevenly"],
 )
 def test_sizes_that_only_the_code_ties(model: nn.Module, stay: set[str]) -> None:
     graph = secateur.analyze(randomize_(model), IMAGE)

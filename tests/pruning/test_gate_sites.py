@@ -265,6 +265,23 @@ def test_a_score_behind_every_norm(kind: str) -> None:
     assert shares_of_score(model, gates)["0"] > 1e-3 or "0" in gates.graph.ungated
 
 
+@pytest.mark.parametrize("flat", ["weight", "bias"])
+def test_norms_whose_parameters_are_no_vectors(flat: str) -> None:
+    """Found by the fuzzer: phi had the shape of the weight, and masks did not fit."""
+    shapes = {"weight": (8,), "bias": (8,), flat: (8, 1, 1)}
+    held = {name: nn.Parameter(torch.rand(shape) + 1) for name, shape in shapes.items()}
+
+    def run(m: Custom, x: Tensor) -> Tensor:
+        y = m.a(x)
+        y = F.batch_norm(y, None, None, m.weight.flatten(), m.bias.flatten(), training=True)
+        return m.c(m.b(y.relu()).tanh())
+
+    model = Custom(run, a=conv(3, 8), b=conv(8, 4), c=conv(4, 2))
+    for name, parameter in held.items():
+        model.register_parameter(name, parameter)
+    assert kinds(check(model, {"b"}).whole) == {"a": Kind.NO_WEIGHT}
+
+
 def test_tied_norms() -> None:
     parts = {"a": conv(3, 8, 3), "b": conv(8, 8), "one": nn.BatchNorm2d(8), "two": nn.BatchNorm2d(8), "c": conv(8, 2)}
     model = Custom(lambda m, x: m.c(F.relu(m.two(m.b(F.relu(m.one(m.a(x))))))), **parts)

@@ -107,7 +107,8 @@ class Layers:
         name = self.names.get(id(running), "")
         found = Candidate(_site("norm", name), codes, (), True)
         if leaf is not None:
-            found = self._at_home(replace(found, codes=leaf.state.axes[0]), leaf, 0, bias)
+            axis = 0 if leaf.tensor.dim() == 1 else None
+            found = self._at_home(replace(found, codes=leaf.state.axes[0]), leaf, axis, bias)
         elif not bare or not isinstance(running, (_BatchNorm, _InstanceNorm)) or running.affine:
             found = replace(found, obstacle=Reason(Kind.NORM_WITHOUT_WEIGHT))
         elif isinstance(codes, Tensor):
@@ -132,7 +133,7 @@ class Layers:
             return replace(found, obstacle=Reason(Kind.SHARED_WEIGHT))
         if bias is not None and [m for m, _ in bias_holders] != [module]:
             return replace(found, obstacle=Reason(Kind.SHARED_WEIGHT))
-        if axis is None:
+        if axis is None or (bias is not None and bias.dim() != 1):
             return replace(found, obstacle=Reason(Kind.NO_WEIGHT))
         held = bias_holders[0][1] if bias_holders else None
         return replace(found, site=replace(found.site, module=name, weight=attribute, bias=held, axis=axis))
