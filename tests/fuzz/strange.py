@@ -14,12 +14,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
-STRANGE: list[str] = []
-
 
 def strange(maker: Maker) -> Maker:
     STEPS[maker.__name__] = maker
-    STRANGE.append(maker.__name__)
     return maker
 
 
@@ -243,40 +240,6 @@ def kinds(d: Draw, x: Tensor, y: Tensor) -> nn.Module:
     return Apply(
         lambda m, x, y: function(m, x), a=parameter(c, 1, 1), table=nn.Embedding(4, d.width),
         edges=nn.Buffer(torch.tensor([-1.0, 0.0, 1.0])), conv=nn.Conv2d(c, c, 1),
-    )  # fmt: skip
-
-
-@strange
-def written(d: Draw, x: Tensor, y: Tensor) -> nn.Module:
-    """Sizes that the code states, in numbers or attributes."""
-    d.flags.add("sizes")
-    c, wide = x.shape[1], 2 * d.pick([2, 3, 4])
-    functions: list[Callable[..., Tensor]] = [
-        lambda m, x: x.view(x.shape[0], 2, wide // 2, *x.shape[2:]).mean(1),
-        lambda m, x: x[:, : wide // 2] + x[:, wide // 2 :],
-        lambda m, x: torch.cat([x, x.new_zeros(x.shape[0], wide, *x.shape[2:])], 1)[:, :wide],
-        lambda m, x: x + torch.ones(1, wide, 1, 1, dtype=x.dtype),
-        lambda m, x: x.reshape(-1, wide).mean(1, keepdim=True).view(x.shape[0], 1, *x.shape[2:]) * x,
-        lambda m, x: x * wide + x / x.shape[1],
-        lambda m, x: x.split([1, wide - 1], 1)[1],
-        lambda m, x: F.conv2d(x, m.a[:, None], groups=wide),
-        lambda m, x: F.conv2d(x, m.a[:, None], groups=m.number),
-        lambda m, x: x.view(x.shape[0], m.number, -1).view_as(x),
-        lambda m, x: x.expand(x.shape[0], wide, *x.shape[2:]).unflatten(1, (2, -1)).flatten(1, 2),
-        lambda m, x: torch.as_strided(x.contiguous(), x.shape, x.contiguous().stride()),
-        lambda m, x: x if x.shape[1] == wide else x * 2,
-        lambda m, x: x.sum(1, True) / m.number + x,
-        lambda m, x: torch.stack([x[:, i] * (i + 1) for i in range(x.shape[1])], 1),
-        lambda m, x: torch.stack([x[:, i] for i in range(wide)], 1),
-        lambda m, x: F.pad(x, (0, 0, 0, 0, 0, 12 - x.shape[1])),
-        lambda m, x: F.group_norm(x, m.number),
-        lambda m, x: x * torch.arange(x.shape[1], dtype=x.dtype)[:, None, None],
-        lambda m, x: x * torch.linspace(0, 1, x.shape[1], dtype=x.dtype)[:, None, None],
-    ]
-    function = d.pick(functions)
-    return Apply(
-        lambda m, x, y: function(m, m.conv(x)),
-        conv=nn.Conv2d(c, wide, 1), a=parameter(wide, 1, 1), number=wide,
     )  # fmt: skip
 
 

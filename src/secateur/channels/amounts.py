@@ -70,39 +70,24 @@ def other_ways(
     """Widths at which code that compares widths may take another branch than in the whole network.
 
     Each group as wide as the next smaller one is, for code that compares with a number of its own; as wide as what
-    stays, and what is joined, or has several filters for each channel, as wide as what is not, for code that compares
-    two tensors; and few channels, but enough that not all may be dead.
+    stays, and what is joined as wide as what is not, for code that compares two tensors; and few channels, but enough
+    that not all may be dead.
     """
     stay = {shapes[layer.tensor][layer.axis] for layer in frozen}
-    widths = [
-        {group.name: _below(group.size, {other.size for other in groups}) for group in groups},
-        {group.name: _below(group.size, stay) for group in groups},
-        *(width for several in (False, True) for width in _one_width(groups, shapes, several)),
-        {group.name: min(4, group.size // 2) for group in groups},
-    ]
-    return [{g.name: g.size - min(g.size, max(width[g.name], g.at_least)) for g in groups} for width in widths]
-
-
-def _one_width(groups: Sequence[ChannelGroup], shapes: Mapping[str, tuple[int, ...]], several: bool) -> list[Amounts]:
-    """The channels of each group with which the tensors that it is joined in all become equally wide, where its parts
-    divide that width.
-
-    several: or those that it makes, as a grouped convolution with several filters for each channel does.
-    """
     parts = {
         group.name: max(
-            (
-                shapes[m.tensor][m.axis] // group.size
-                for m in group.members
-                if m.indices.shape[1] == 1 or (several and m.role == "produces")
-            ),
-            default=1,
+            (shapes[m.tensor][m.axis] // group.size for m in group.members if m.indices.shape[1] == 1), default=1
         )
         for group in groups
     }
     wide = min((group.size * parts[group.name] for group in groups), default=1)
-    widths = dict.fromkeys(max(each, wide - wide % each) for each in parts.values())
-    return [{name: width // each for name, each in parts.items()} for width in widths]
+    widths = [
+        {group.name: _below(group.size, {other.size for other in groups}) for group in groups},
+        {group.name: _below(group.size, stay) for group in groups},
+        {group.name: wide // parts[group.name] for group in groups},
+        {group.name: min(4, group.size // 2) for group in groups},
+    ]
+    return [{g.name: g.size - min(g.size, max(width[g.name], g.at_least)) for g in groups} for width in widths]
 
 
 def _below(size: int, sizes: Set[int]) -> int:

@@ -79,7 +79,7 @@ def analyze(
         graph = build()
         return replace(graph, branches=as_branches(graph, found), bound=bound, unused=silent)
     say("probing the cuts")
-    subject = Subject(model, calls, watch.values_matter)
+    subject = Subject(model, calls, watch.values_matter, watch.comparisons)
     graph = settle(watch, subject, build, say)
     graph = replace(graph, branches=as_branches(graph, found), bound=bound)
     failed = Probe(subject, graph, say).bound_branches()
@@ -152,27 +152,29 @@ def _notes_on(watch: Watch, model: nn.Module, unused: tuple[str, ...]) -> list[s
 def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[Tensor]]:
     """Watch one forward pass, freeze the channels of its output, and return the output with the tensors in it.
 
-    Without the arithmetic if possible; with it where the code looks at values or fails on zeros.
+    Without the arithmetic if possible; with it where the code looks at values or fails on zeros. With sizes that note
+    what they are compared with, unless the code takes no others than torch's own.
     """
     output, tensors = None, list[Tensor]()
     used = [leaf.used for leaf in watch.leaves.values()]
-    for watch.shapes_only in (True, False):
+    for watch.shapes_only, watch.sizes_noted in ((True, True), (False, True), (False, False)):
         watch.products, watch.flow = [], Flow(watch.leaves)
         for leaf, before in zip(watch.leaves.values(), used, strict=True):
             leaf.used = before
         try:
-            with watch.following_modules(), _unfused(model), watch:
+            noting = watch.comparisons.noting(watch.axes_seen)
+            with watch.following_modules(), _unfused(model), noting, watch:
                 output = example.copied()(model)
                 tensors = tensors_within(output)
         except Exception as error:
             # Anything may come out of a user's forward pass.
-            if not watch.shapes_only:
+            if not watch.sizes_noted:
                 what = f"the forward pass raised an error on input {example}"
                 remedy = "Pass an example of the shape, type and device that the model takes"
                 raise InvalidModel(what, got=explain(error), remedy=remedy) from error
         else:
             watch.values_matter |= watch.constants.changed
-            if not watch.values_matter:
+            if not (watch.shapes_only and watch.values_matter):
                 break
     watch.flow.returns(tensors)
     for tensor in tensors:

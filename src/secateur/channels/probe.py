@@ -112,12 +112,13 @@ class Probe:
         apart = [amounts for amounts in parted(unequal[0], self.graph.padded) if any(amounts.values())]
         compared = [*unequal[:-1], *apart]
         shapes: list[Amounts] = [dict.fromkeys(equal, 1), unequal[-1]]
+        flips = self.subject.comparisons.flips(self.graph, self._groups)
         if self.subject.is_meta:
-            return [(self.runs, amounts, "anywhere") for amounts in (*shapes, *compared, equal)]
+            return [(self.runs, amounts, "anywhere") for amounts in (*shapes, *compared, equal, *flips)]
         alike = [equal] if any(equal.values()) else []
         if leaves_one(self._groups, unequal[0]):
             alike.append(unequal[-1])
-        ways = other_ways(self._groups, self.graph.frozen, self.graph.shapes)
+        ways = [*other_ways(self._groups, self.graph.frozen, self.graph.shapes), *flips]
         # Where numbers agree, it does not matter which way the code goes.
         ways = [amounts for n, amounts in enumerate(ways) if amounts not in (*compared, *alike, *ways[:n])]
         return [

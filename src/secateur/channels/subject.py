@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secateur.channels.comparisons import Comparisons
 from secateur.channels.copies import copy_model, copy_with, write_down
 from secateur.channels.example import Calls, Example, in_precision
 from secateur.channels.plan import Plan
@@ -52,6 +53,8 @@ class Subject:
     calls: Calls
     reads_values: bool
     """Whether its code depends on values; what it runs depends on shapes alone otherwise."""
+    comparisons: Comparisons = field(default_factory=Comparisons, repr=False)
+    """What its code compares sizes with."""
     answers: dict[Hashable, Any] = field(default_factory=dict, repr=False)
     """What the probe has found out so far, by attempt and cuts."""
 

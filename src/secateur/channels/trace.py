@@ -19,6 +19,7 @@ from torch.nn.modules.module import (
 )
 
 from secateur.channels.attributes import Border, Place
+from secateur.channels.comparisons import Comparisons
 from secateur.channels.constants import Constants
 from secateur.channels.flow import Flow
 from secateur.channels.labels import LabelTable, labels_of
@@ -74,6 +75,9 @@ class Watch(EagerMode):
         self.products: list[Product] = []
         self.places: list[Place] = []
         self.borders: list[Border] = []
+        self.comparisons = Comparisons()
+        self.sizes_noted = True
+        """Whether sizes note what they are compared with."""
         self.counted: list[tuple[str, str, Tensor]] = []
         """Modules and attributes of which it is known that they count these channels."""
         self.squeezed: list[Tensor] = []
@@ -89,6 +93,7 @@ class Watch(EagerMode):
         self._stack: list[nn.Module] = [model]
         self._memory = Memory(self)
         self._operators: dict[Any, Operator] = {}
+        self._in_operator = False
         self._woken: list[tuple[Tensor, str]] = []
         tensors = {id(t): (name, t) for name, t in reversed([*model.named_parameters(), *model.named_buffers()])}
         sizes = [size for _, tensor in reversed(tensors.values()) for size in tensor.shape]
@@ -106,7 +111,13 @@ class Watch(EagerMode):
         """What it reads that no input and no training changes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        outer, self._in_operator = self._in_operator, True
+        try:
+            return self._run(func, args, kwargs or {})
+        finally:
+            self._in_operator = outer
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         operator = self._operators.get(func) or self._operators.setdefault(func, Operator.of(func, pointwise))
         if operator.rule is None:
             with self:
@@ -184,6 +195,14 @@ class Watch(EagerMode):
             leaf.used = True
             return leaf.state
         return tensor.__dict__.get(self._mark)
+
+    def axes_seen(self, tensor: Tensor) -> list[Axis]:
+        """What the user's code may learn from the shape of a tensor."""
+        if self._in_operator or not self.sizes_noted:
+            return []
+        leaf = self.leaves.get(id(tensor))
+        state = leaf.state if leaf is not None else tensor.__dict__.get(self._mark)
+        return state.axes if state is not None else []
 
     def put(self, tensor: Tensor, state: State) -> None:
         """Remember what is known of an operator's result."""

@@ -1,0 +1,103 @@
+"""Code that compares sizes: the widths at which it goes another way are found, and tried."""
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from gated import Custom
+from oracle import assert_exact, randomize_
+from torch import Tensor, nn
+
+import secateur
+from secateur import Plan
+from secateur.channels.comparisons import Comparisons, Width
+
+PICTURES = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+Asked = Callable[[Tensor, Tensor], object]
+
+
+def asking(asked: Asked) -> nn.Module:
+    """Doubles what it computes where the answer, from 50 and 20 channels, is yes."""
+
+    def forward(m: Custom, x: Tensor) -> Tensor:
+        y = m.a(x).relu()
+        z = m.b(y).relu()
+        return m.c(z * 2 if asked(y, z) else z)
+
+    return randomize_(Custom(forward, a=nn.Conv2d(3, 50, 1), b=nn.Conv2d(50, 20, 1), c=nn.Conv2d(20, 2, 1)))
+
+
+QUESTIONS: dict[str, tuple[Asked, set[str]]] = {
+    "threshold": (lambda y, z: y.shape[1] >= 47, {"a"}),
+    "number": (lambda y, z: z.size(1) == 13, {"b"}),
+    "remainder": (lambda y, z: y.size(-3) % 10 == 0, {"a"}),
+    "whole shape": (lambda y, z: y.shape[1:] == (41, 6, 6), {"a"}),
+    "computed": (lambda y, z: y.size()[1] // 2 - z.shape[1] == 11, {"b"}),
+    "truth": (lambda y, z: y.shape[1] - 2 * z.shape[1] - 10, {"a", "b"}),
+    "largest": (lambda y, z: max(z.shape[1] + 5, y.shape[1] - 22) != z.shape[1] + 5, {"a"}),
+    "two widths": (lambda y, z: y.shape[1] == 2 * z.shape[1] + 13, {"a", "b"}),
+    "sum": (lambda y, z: sum([y.shape[1], z.shape[1]]) < 68, {"a", "b"}),
+    "always": (lambda y, z: y.shape[1] > 0, set()),
+    "picture": (lambda y, z: y.shape[2] == 6, set()),
+}
+
+
+@pytest.mark.parametrize(("asked", "stay"), QUESTIONS.values(), ids=list(QUESTIONS))
+def test_every_answer_is_tried_both_ways(asked: Asked, stay: set[str]) -> None:
+    model = asking(asked)
+    graph = secateur.analyze(model, PICTURES)
+    assert {group.name for group in graph.groups} == {"a", "b"} - stay
+    for seed, share in enumerate((0.02, 0.1, 0.4, 0.8)):
+        assert_exact(model, Plan.random(graph, share, seed), (PICTURES,), cost=False)
+
+
+def test_sizes_are_plain_before_and_after() -> None:
+    before = Tensor.shape, Tensor.size
+    seen: list[object] = []
+
+    def fails(y: Tensor, z: Tensor) -> bool:
+        seen.append(y.shape[1])
+        raise ValueError("no such width")
+
+    with pytest.raises(secateur.InvalidModel, match="no such width"):
+        secateur.analyze(asking(fails), PICTURES)
+    assert (Tensor.shape, Tensor.size) == before
+    assert type(PICTURES.shape[0]) is int
+    width = next(number for number in seen if isinstance(number, Width))
+    assert [type(made) for made in (copy.deepcopy(width), pickle.loads(pickle.dumps(width)))] == [int, int]
+
+
+def test_code_that_takes_plain_numbers_alone() -> None:
+    def exacting(y: Tensor, z: Tensor) -> bool:
+        if type(y.shape[1]) is not int:
+            raise TypeError("not an int")
+        return False
+
+    assert [group.name for group in secateur.analyze(asking(exacting), PICTURES).groups] == ["a", "b"]
+
+
+def test_comparisons_without_end() -> None:
+    def tireless(y: Tensor, z: Tensor) -> bool:
+        total = 0
+        for _ in range(3000):
+            total = total + y.shape[1]
+            if total == -7:
+                return True
+        return False
+
+    assert [group.name for group in secateur.analyze(asking(tireless), PICTURES).groups] == ["a", "b"]
+
+
+def test_what_cannot_be_computed_is_no_answer() -> None:
+    """At another width the code divides by zero; the comparison that it would have made says nothing."""
+    model = asking(lambda y, z: 100 // (z.shape[1] - 19) > 3)
+    assert "b" not in {group.name for group in secateur.analyze(model, PICTURES).groups}
+
+
+def test_nothing_is_noted_of_unknown_tensors() -> None:
+    comparisons = Comparisons()
+    with comparisons.noting(lambda tensor: []):
+        assert type(PICTURES.shape[1]) is int
+        assert PICTURES.size(1) == 3
