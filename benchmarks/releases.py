@@ -63,6 +63,8 @@ MANY = 20
 """Releases in the window above which only every minor's last one is taken, and the oldest."""
 KEPT = {"torch", "torchvision", "torchaudio", "numpy", "scipy", "triton"}
 """Never replaced: a release that pins another version of these gets the one that is here."""
+BESIDES = {"monai": ["einops"]}
+"""What networks need that their package does not require."""
 SECONDS = 60
 """For one network, on average; a release that takes longer is stopped."""
 OUTCOMES = ("equal", "uncut", "refused", "failed", "wrong", "not built")
@@ -138,7 +140,7 @@ def prepare(package: str, release: str, folder: Path, shared: Path) -> Row:
     error = install(f"{package}=={release}", folder)
     if error:
         return {"installs": False, "error": error}
-    without: set[str] = set()
+    without = {text for text in BESIDES.get(package, ()) if not (shared / text).exists() and install(text, shared)}
     while wanted := {text: place for text, place in needs(folder, shared).items() if text not in without}:
         without |= {text for text, place in wanted.items() if install(text, place)}
         without |= {text for text, place in wanted.items() if place == folder}  # once is enough
@@ -181,13 +183,13 @@ def work(package: str, release: str) -> None:
             print(json.dumps(packages.measure(network)), flush=True)
 
 
-def save(path: Path, rows: list[Row]) -> None:
-    """One line per release, newest first."""
+def save(path: Path, chosen: dict[str, int], rows: list[Row]) -> None:
+    """How many releases are to be tried, and one line for each that was, newest first."""
     rank = {package: place for place, package in enumerate(OLDEST)}
     rows.sort(key=lambda row: Version(row["release"]), reverse=True)
     rows.sort(key=lambda row: rank[row["package"]])
     lines = ",\n".join(json.dumps(row) for row in rows)
-    path.write_text(f'{{"since": "{SINCE}", "rows": [\n{lines}\n]}}\n')
+    path.write_text(f'{{"since": "{SINCE}", "chosen": {json.dumps(chosen)}, "rows": [\n{lines}\n]}}\n')
 
 
 def main() -> None:
@@ -201,13 +203,15 @@ def main() -> None:
         work(*options.worker)
         return
     path = DOCS / "releases.json"
-    rows = [row for row in coverage.load(path) if row["package"] in OLDEST]
+    data = json.loads(path.read_text()) if path.exists() else {"chosen": {}, "rows": []}
+    rows = [row for row in data["rows"] if row["package"] in OLDEST]
     chosen = {}
     for package, oldest in OLDEST.items():
         if fnmatchcase(package, options.only) and not options.page:
             listed = re.search(r"Available versions: (.*)", pip("index", "versions", package).stdout)
             chosen[package] = choose(listed[1].split(", ") if listed else [], oldest)
     known = {(row["package"], row["release"]): row for row in rows}
+    counted = data["chosen"] | {package: len(found) for package, found in chosen.items()}
     todo = [pair for pair in ordered(chosen) if not (options.resume and pair in known)]
     with tempfile.TemporaryDirectory() as place:
         shared = Path(place) / "shared"
@@ -218,10 +222,10 @@ def main() -> None:
                 row |= measure(package, release, folder, shared)
             shutil.rmtree(folder, ignore_errors=True)
             known[package, release] = row
-            save(path, list(known.values()))
+            save(path, counted, list(known.values()))
             counts = {name: len(row[name]) for name in OUTCOMES if name in row}
             print(f"[{done}/{len(todo)}] {package} {release}: {row.get('error', counts)}", file=sys.stderr, flush=True)
-    (DOCS / "releases.md").write_text(releases_page.markdown(list(known.values()), SINCE, OLDEST, MANY))
+    (DOCS / "releases.md").write_text(releases_page.markdown(counted, list(known.values()), SINCE, OLDEST))
 
 
 if __name__ == "__main__":

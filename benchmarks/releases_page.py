@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from coverage_report import escaped, hardware
@@ -12,20 +13,24 @@ SLOWER = 1.5
 """Times the seconds of the newest release, from which a release counts as slower."""
 
 
-def markdown(rows: list[Row], since: str, oldest: dict[str, str], many: int) -> str:
+def markdown(chosen: dict[str, int], rows: list[Row], since: str, oldest: dict[str, str]) -> str:
     """How it was made, what came of it, every release, and what went wrong."""
-    return "\n\n".join([introduction(since, oldest, many), summary(rows), releases(rows), exceptions(rows)]) + "\n"
+    return "\n\n".join([introduction(since, oldest), summary(chosen, rows), releases(rows), exceptions(rows)]) + "\n"
 
 
-def introduction(since: str, oldest: dict[str, str], many: int) -> str:
-    first = ", ".join(f"{package} {release}" for package, release in oldest.items())
+def introduction(since: str, oldest: dict[str, str]) -> str:
+    first = textwrap.fill(", ".join(f"{package} {release}" for package, release in oldest.items()) + ".", 120)
     return f"""# Releases of other packages
 
 Made by `make releases` (`python benchmarks/releases.py`) on {hardware()}; one process at a time, one thread.
 
-The networks are those of [the page of other packages](networks.md), built with each final release since {since}. The
-check is the same: masked and shrunk must be equal. A package with more than {many} releases since then has the newest,
-the oldest and every minor's last one here; the oldest of each: {first}.
+The networks are those of [the page of other packages](networks.md), with every final release since {since}. The check
+is the same: masked and shrunk must be equal. A package with very many releases has the oldest and the last of every
+minor version here. The oldest releases since {since}:
+
+{first}
+
+How each was tried:
 
 - A release is installed with pip, without its dependencies, in front of the packages that are there. A dependency that
   is missing, or has another version than the release asks for, is installed as well. Torch, torchvision, torchaudio,
@@ -41,14 +46,14 @@ without a release since {since}: asteroid, basicsr, denoiser, easyocr, efficient
 lpips, openunmix, pretrainedmodels and resnest."""
 
 
-def summary(rows: list[Row]) -> str:
+def summary(chosen: dict[str, int], rows: list[Row]) -> str:
     """The counts that matter, in a sentence and by package."""
     count = counts(rows)
-    head = ["package", "releases", "install", "import", "networks", *CHECKED, "slower releases"]
+    head = ["package", "releases", "tried", "install", "import", "networks", *CHECKED, "slower releases"]
     lines = [
         "## Summary",
         "",
-        f"{len(rows)} releases of {len({row['package'] for row in rows})} packages: "
+        f"{len(rows)} of {sum(chosen.values())} releases of {len(chosen)} packages were tried: "
         f"{sum(row['installs'] for row in rows)} install, {sum(row.get('imports', False) for row in rows)} import. "
         f"They have {sum(count.values())} networks: {count['equal']} equal, {count['uncut']} uncut, "
         f"{count['refused']} refused, {count['failed']} failed, {count['wrong']} wrong. "
@@ -57,11 +62,12 @@ def summary(rows: list[Row]) -> str:
         "| " + " | ".join(head) + " |",
         "|---" + "|---:" * (len(head) - 1) + "|",
     ]
-    for package in dict.fromkeys(row["package"] for row in rows):
+    for package in chosen:
         own = [row for row in rows if row["package"] == package]
         count = counts(own)
         cells = [
             package,
+            chosen[package],
             len(own),
             sum(row["installs"] for row in own),
             sum(row.get("imports", False) for row in own),

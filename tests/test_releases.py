@@ -40,8 +40,8 @@ def test_the_page_counts_and_names_what_is_slower() -> None:
         | {"release": "2", "equal": {"a": 1.6}, "failed": {"b": "KeyError: 'x'"}, "not built": {"c": "TypeError"}},
         {"package": "p", "release": "1", "installs": False, "error": "no matching distribution"},
     ]
-    text = releases_page.markdown(rows, "2024-11-19", {"p": "1"}, 20)
-    assert "| p | 3 | 2 | 2 | 4 | 3 | 0 | 0 | 1 | 0 | 1 |" in text
+    text = releases_page.markdown({"p": 4}, rows, "2024-11-19", {"p": "1"})
+    assert "| p | 4 | 3 | 2 | 2 | 4 | 3 | 0 | 0 | 1 | 0 | 1 |" in text
     assert "| p 2 | 1 | 0 | 0 | 1 | 0 | 1 | 1.6 | 1.60 |" in text
     assert "- p 1: no matching distribution" in text
     assert "- p 2: 1.60 times" in text
