@@ -135,6 +135,13 @@ def needs(folder: Path, shared: Path) -> dict[str, Path]:
     return wanted
 
 
+def without_places(text: str, folder: Path) -> str:
+    """What was said, without the places of this machine."""
+    for place in (folder.parent, sys.prefix, DOCS.parent):
+        text = text.replace(f"{place}/", "")
+    return text
+
+
 def prepare(package: str, release: str, folder: Path, shared: Path) -> Row:
     """Install a release and what it lacks; whether that went well, and what could not be had."""
     error = install(f"{package}=={release}", folder)
@@ -144,6 +151,8 @@ def prepare(package: str, release: str, folder: Path, shared: Path) -> Row:
     while wanted := {text: place for text, place in needs(folder, shared).items() if text not in without}:
         without |= {text for text, place in wanted.items() if install(text, place)}
         without |= {text for text, place in wanted.items() if place == folder}  # once is enough
+    for library in shared.glob("torchaudio/lib/*.so"):  # for CUDA, and not for this torch: torchaudio goes without
+        library.unlink()
     unmet = {text for text in needs(folder, shared) if text in without}
     return {"installs": True} | ({"without": sorted(unmet)} if unmet else {})
 
@@ -159,11 +168,11 @@ def measure(package: str, release: str, folder: Path, shared: Path) -> Row:
         try:
             code = subprocess.run(command, stdout=answers, stderr=complaints, timeout=seconds, env=setting).returncode
             complaints.seek(0)
-            ended = f"exit status {code}: {complaints.read()}" if code else "no answer"
+            ended = without_places(f"exit status {code}: {complaints.read()}" if code else "no answer", folder)
         except subprocess.TimeoutExpired:
             ended = f"the release takes more than {seconds} s"
         answers.seek(0)
-        rows = [json.loads(line) for line in answers if line.startswith('{"package"')]
+        rows = [json.loads(without_places(line, folder)) for line in answers if line.startswith('{"package"')]
     seen = {row["name"]: row for row in rows}
     result: Row = {"imports": any(row["outcome"] != "missing" for row in rows)}
     if not result["imports"]:
