@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # The CPU build of torch cannot load torchvision's compiled operators; tests/shim supplies them.
 BENCHMARK := PYTHONPATH=tests/shim $(BIN)/python
 
-.PHONY: demo test test-slow mutants lint format types docs docs-serve coverage speed ranking schedules small overhead latency results clean
+.PHONY: demo test test-slow mutants lint format types docs docs-serve coverage releases speed ranking schedules small overhead latency results clean
 
 demo: $(VENV)/.demo
 	$(BIN)/secateur demo
@@ -41,6 +41,10 @@ docs-serve: $(VENV)/.dev
 
 coverage: $(VENV)/.benchmarks
 	$(BENCHMARK) benchmarks/coverage.py
+
+# Installs a few hundred packages, one after another: hours. A run that was stopped goes on.
+releases: $(VENV)/.benchmarks
+	$(BENCHMARK) benchmarks/releases.py --resume
 
 speed: $(VENV)/.benchmarks
 	$(BENCHMARK) benchmarks/analysis_speed.py

@@ -212,11 +212,10 @@ add(
 )
 add(
     "kornia",
-    "from kornia.models.dexined import DexiNed\nfrom kornia.models.tiny_vit import TinyViT\nfrom kornia.feature import DISK, XFeat",
-    "torch.randn(1, 3, 64, 64)",
+    "try:\n    from kornia.models.dexined import DexiNed\nexcept ImportError:\n    from kornia.filters.dexined import DexiNed",
     DexiNed="DexiNed(pretrained=False)",
-    DISK="DISK().unet",
 )
+add("kornia", "from kornia.feature import DISK", DISK="DISK().unet")
 add(
     "lpips",
     "import lpips",

@@ -22,7 +22,8 @@ def introduction(fraction: float) -> str:
     return f"""# Networks of other packages
 
 Made by `python benchmarks/packages.py` and `--peers` on {hardware()}; one thread per network.
-[Coverage](coverage.md) has those of torchvision, timm and pytorchcv.
+[Coverage](coverage.md) has those of torchvision, timm and pytorchcv. [Releases](releases.md) has these with the
+releases of two years.
 
 Every network is built without pretrained weights, many in a small variant, with random batch norms. *Free* is the
 share of the parameters that goes when one channel of every group is left. *Gone* is what goes with {fraction:.0%} of
