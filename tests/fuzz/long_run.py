@@ -10,11 +10,11 @@ the process grows, for oneDNN keeps 1024 kernels; with ONEDNN_PRIMITIVE_CACHE_CA
 import argparse
 import gc
 import json
-import os
 import resource
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
@@ -68,7 +68,7 @@ def long_run(folder: Path, ticks: int) -> list[Sample]:
             clock = time.perf_counter()
             gc.collect()
             memory = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-            files = len(os.listdir("/proc/self/fd"))
+            files = len([*Path("/proc/self/fd").iterdir()])
             *_, last = sorted((folder / "checkpoints").glob("0*"))
             tensors, state = ((last / f"state.{kind}").stat().st_size for kind in ("safetensors", "json"))
             samples.append(Sample(event.number, clock, memory, files, tensors, state))
@@ -102,15 +102,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         samples = long_run(folder, ticks)
-        seconds = [later.clock - sooner.clock for sooner, later in zip(samples, samples[1:], strict=False)]
+        seconds = [later.clock - sooner.clock for sooner, later in pairwise(samples)]
         print("ticks    memory  files   tensors     state  s per Tick")
         for start in range(0, ticks, fifth):
-            last = samples[start + fifth - 1]
+            now = samples[start + fifth - 1]
             took = mean(seconds[start : start + fifth])
-            sizes = (
-                f"{last.memory / 1e6:6.0f} MB {last.files:6} {last.tensors / 1e6:6.2f} MB {last.state / 1e3:6.1f} kB"
-            )
-            print(f"{last.number:5} {sizes} {took:11.3f}")
+            sizes = f"{now.memory / 1e6:6.0f} MB {now.files:6} {now.tensors / 1e6:6.2f} MB {now.state / 1e3:6.1f} kB"
+            print(f"{now.number:5} {sizes} {took:11.3f}")
         check(folder, ticks, samples)
         slower = mean(seconds[-fifth:]) / mean(seconds[:fifth])
         assert options.untimed or slower < SLOWER, f"the last Ticks took {slower:.2f} times as long as the first"
