@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -144,6 +145,29 @@ def test_what_to_do_after_ctrl_c(tmp_path, capsys):
             run_command(command)
         assert stop.value.code == 130
         assert capsys.readouterr().err == f"secateur: interrupted. {wanted}\n"
+
+
+@pytest.mark.parametrize(
+    ("where", "arguments"),
+    [
+        ("secateur.cli.command.commands", ["bench"]),
+        ("secateur.results.bench.bench", ["bench", "resnet20"]),
+        ("secateur.results.network.open_network", ["export", "resnet20", "--pt2", "x.pt2"]),
+        ("secateur.recipes.repair.repair_network", ["repair", "tiny_job:build", "--plan", "plan.json"]),
+        ("secateur.recipes.demo.run_demo", ["demo", "--out", "demo"]),
+    ],
+)
+def test_ctrl_c_is_one_line(where, arguments, capsys, monkeypatch, tmp_path):
+    def interrupted(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(where, interrupted)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "secateur: interrupted. Nothing was saved"
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_debug_shows_the_traceback():

@@ -2,7 +2,9 @@
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from safetensors.torch import load_file
 
 from secateur import files
 from secateur.errors import InvalidData
-from secateur.files import read_json, read_json_lines, to_json, write_atomic, write_tensors
+from secateur.files import each_json_line, read_json, read_json_lines, to_json, write_atomic, write_tensors
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -64,9 +66,8 @@ def test_tensors_may_share_memory(tmp_path: Path) -> None:
     assert set(found) == {"a", "b", "c"}
 
 
-@pytest.mark.parametrize("data", [None, b"", b"[1]", b"{", b"\xff", b"[" * 100_000, b"{}" + b" " * 1000])
-def test_json_that_cannot_be_read(data: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LARGEST", 1000 if data and b" " in data else 10**6)
+@pytest.mark.parametrize("data", [None, b"", b"[1]", b"{", b"\xff", b"[" * 100_000])
+def test_json_that_cannot_be_read(data: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     if data is not None:
         path.write_bytes(data)
@@ -76,6 +77,26 @@ def test_json_that_cannot_be_read(data: bytes | None, tmp_path: Path, monkeypatc
     path.write_bytes(b"3\n")
     with pytest.raises(InvalidData):
         read_json_lines(path)
+
+
+@pytest.mark.parametrize(("read", "largest"), [(read_json, files.LARGEST), (read_json_lines, files.LARGEST_LINES)])
+def test_a_huge_file_is_not_read(read: Callable[[Path], Any], largest: int, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.truncate(largest + 1)  # it takes no room
+    with pytest.raises(InvalidData) as caught:
+        read(path)
+    assert f"{largest + 1:,} bytes" in str(caught.value.got)
+
+
+def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    path.write_text('{}\n{"loss": 1}\n{"loss"\n{}\n')
+    count, events = each_json_line(path)
+    assert (count, next(events), next(events)) == (4, {}, {"loss": 1})
+    with pytest.raises(InvalidData) as caught:
+        next(events)
+    assert caught.value.what == f"line 3 of {path} cannot be read"
 
 
 def test_half_a_line_is_left_out(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from secateur.errors import InvalidData
 
 LARGEST = 2**26
 """Bytes that a JSON file or a picture may have."""
+LARGEST_LINES = 2**28
+"""Bytes that a file of one object per line may have: the events of weeks."""
 UNFINISHED = ".unfinished"
 """The folder, within another, of files that are not all written yet."""
 
@@ -139,7 +141,10 @@ def _sync(path: Path, flags: int) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, which anybody may have written."""
-    found = _read(path, json.loads)
+    try:
+        found = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise InvalidData(f"{path} cannot be read", got=error) from error
     if not isinstance(found, dict):
         raise InvalidData(f"{path} cannot be read", got=type(found).__name__, wanted="an object")
     return found
@@ -147,30 +152,34 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects in a file of one per line. A last line without an end is left out: it may be half written."""
-    found = _read(path, lambda data: [json.loads(line) for line in data.split(b"\n")[:-1]])
-    for number, line in enumerate(found, 1):
-        if not isinstance(line, dict):
-            raise InvalidData(f"line {number} of {path} cannot be read", got=type(line).__name__, wanted="an object")
+    return list(each_json_line(path)[1])
+
+
+def each_json_line(path: Path) -> tuple[int, Iterator[dict[str, Any]]]:
+    """What `read_json_lines` reads, one at a time, and how many there are: all at once take much memory, and long."""
+    *lines, _ = read_bytes(path, LARGEST_LINES).split(b"\n")
+    return len(lines), (_object(line, number, path) for number, line in enumerate(lines, 1))
+
+
+def _object(line: bytes, number: int, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidData(f"line {number} of {path} cannot be read", got=error) from error
+    if not isinstance(found, dict):
+        raise InvalidData(f"line {number} of {path} cannot be read", got=type(found).__name__, wanted="an object")
     return found
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
     """The content of a plain file that is not too large; a pipe would never end."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise OSError("not a plain file")
-        if (size := path.stat().st_size) > LARGEST:
-            raise OSError(f"{size:,} bytes, more than {LARGEST:,}")
+        if (size := path.stat().st_size) > largest:
+            raise OSError(f"{size:,} bytes, more than {largest:,}")
         return path.read_bytes()
     except OSError as error:
-        raise InvalidData(f"{path} cannot be read", got=error) from error
-
-
-def _read(path: Path, parse: Callable[[bytes], Any]) -> Any:
-    data = read_bytes(path)
-    try:
-        return parse(data)
-    except (ValueError, RecursionError) as error:
         raise InvalidData(f"{path} cannot be read", got=error) from error
 
 

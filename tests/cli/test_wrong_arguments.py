@@ -25,7 +25,7 @@ USUAL: dict[str, list[str]] = {
     "structure": ["RUN"],
     "report": ["RUN", "--out", "OUT"],
     "export": ["RUN", "--build", "tiny_job:build", "--state-dict", "OUT.safetensors"],
-    "bench": ["RUN", "--build", "tiny_job:build", "--repetitions", "1"],
+    "bench": ["RUN", "--build", "tiny_job:build", "--repetitions", "2"],
     "reproduce": ["table1", "--out", "OUT"],
 }
 """Commands that work, or are refused in a line; `demo` has no flags of its own but a folder, a share and a seed."""
@@ -87,6 +87,57 @@ def test_every_flag_with_values_that_make_no_sense(
             assert status == 0 or len(said) == 1 or "--help" in err, (case, err)  # of flags, the parser shows the help
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+DAMAGED = {
+    "empty": b"",
+    "bytes": bytes(range(256)) * 9,
+    "text.json": b"{}",
+    "bytes.pth": b"PK" + bytes(99),
+    "folder": None,
+}
+"""Files by name; None is a folder."""
+HERE = ["--device", "cpu", "--quiet", "--out", "out"]
+MISTAKES = [
+    *(["bench", "resnet20", "--device", name] for name in ("meta", "mps", "cpu:x", "9" * 99)),
+    *(["bench", "resnet20", "--batch", count] for count in ("0", "-1", "9" * 20, "1e400")),
+    *(["bench", "resnet20", "--repetitions", count] for count in ("1", "nan", "9" * 20)),
+    *(["bench", "resnet20", "--runner", "onnxruntime", "--precision", number] for number in ("bf16", "fp16", "x")),
+    *(["prune", "tiny_job:choosing", "--target-accuracy", share, *HERE] for share in ("nan", "inf", "-inf", "x")),
+    ["prune", "tiny_job:choosing", "--target-accuracy", "50", "--keep-macs", "0.5", *HERE],
+    ["prune", "tiny_job:build", "--target-accuracy", "50", *HERE],
+    *(["demo", "--keep-macs", share] for share in ("0", "nan", "inf", "1.5", "-1")),
+    *(["predict", "nowhere", "x.jpg", "--top", count] for count in ("0", "-1", "x")),
+    *(
+        ["export", "resnet20", "--int8", *flags]
+        for flags in ([], ["--pt2", "x"], ["--onnx", "x", "--input", "1x3x8x8"])
+    ),
+    *(["export", "resnet20", "--pt2", "x", "--input", shape] for shape in ("1x3", "0x3x8x8", "1x1x8x8", "nan")),
+    ["report", "nowhere", "--live", "--port", "99999"],
+    *(["reproduce", "table1", "--only", "none", flag, "nan"] for flag in ("--epochs-scale", "--seed", "--recipe")),
+    *([*words, name] for words in (["structure"], ["report"], ["resume"], ["bench"]) for name in DAMAGED),
+    *(["predict", name, "x.jpg"] for name in DAMAGED),
+    *(["repair", "tiny_job:build", "--out", "out", "--plan", name] for name in DAMAGED),
+    *(["evaluate", "tiny_job:build", "--device", "cpu", "--weights", name] for name in DAMAGED),
+    *(["export", "--state-dict", "x.safetensors", f"resnet20={name}"] for name in DAMAGED),
+    *(["evaluate", "resnet20@cifar10", "--weights", "empty", "--data", name] for name in DAMAGED),
+]
+
+
+@pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
+def test_a_mistake_ends_with_one_line(
+    words: list[str], secateur: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, data in DAMAGED.items():
+        (tmp_path / name).mkdir() if data is None else (tmp_path / name).write_bytes(data)
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    status, out, err = secateur(*words)
+    assert (status, out) == (2, "")
+    said = [line for line in err.splitlines() if line.startswith("secateur: ")]
+    assert len(said) == 1 or "--help" in err
+    assert all(len(line) < 600 for line in said)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def stop(number: int, frame: Any) -> None:

@@ -95,7 +95,9 @@ def test_runs_names_and_files_side_by_side(tmp_path: Path) -> None:
         (["resnet20"], {"how": "onnxruntime", "precision": "bf16"}),
         (["resnet20"], {"how": "openvino", "precision": "fp16"}),
         (["resnet20"], {"batch": 0}),
+        (["resnet20"], {"batch": 10**20}),
         (["resnet20"], {"repetitions": 1}),
+        (["resnet20"], {"repetitions": 10**20}),
     ],
 )
 def test_what_cannot_be_timed_is_refused(names: list[str], options: dict[str, Any]) -> None:

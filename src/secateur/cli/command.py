@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import field, make_dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, NoReturn, Union
 
 from secateur.errors import DamagedCheckpoint, Interrupted, SecateurError, place_of, unknown_name
 from secateur.files import is_full
@@ -25,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(_complain(error))
     except BrokenPipeError:
         _end_quietly()
+    except KeyboardInterrupt:
+        _stop("Nothing was saved")
     else:
         _run(command)
 
@@ -128,8 +130,7 @@ def _run(command: Any) -> None:
             print(f"secateur: {stop}", file=sys.stderr)
         sys.exit(128 + stop.signal)
     except KeyboardInterrupt:
-        print(f"secateur: interrupted. {_what_next(command)}", file=sys.stderr)
-        sys.exit(130)
+        _stop(_what_next(command))
     except (SecateurError, OSError) as error:
         if command.output.debug:
             raise
@@ -149,6 +150,11 @@ def _what_next(command: Any) -> str:
     if folder is not None and (folder / "config.json").is_file():
         return f"Resume it: secateur resume {shlex.quote(str(folder))}"
     return "Nothing was saved"
+
+
+def _stop(what_next: str) -> NoReturn:
+    print(f"secateur: interrupted. {what_next}", file=sys.stderr)
+    sys.exit(130)
 
 
 def _end_quietly() -> None:

@@ -40,8 +40,8 @@ class Recipes:
         if self.show is not None:
             recipe = find_recipe(self.show)
             return json.dumps(_plain(recipe)) if self.output.json else _whole(self.show, recipe)
-        recipes = [(name, summary_of(name), find_dataset(find().data).summary) for name, find in RECIPES.items()]
-        experiments = [(name, make.__doc__ or "", make().data) for name, make in EXPERIMENTS.items()]
+        recipes = [(name, summary_of(find), find_dataset(find().data).summary) for name, find in RECIPES.items()]
+        experiments = [(name, summary_of(make), make().data) for name, make in EXPERIMENTS.items()]
         if self.output.json:
             keys = ("name", "summary", "data")
             kinds = {"recipes": recipes, "experiments": experiments}

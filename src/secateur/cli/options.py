@@ -193,9 +193,11 @@ def find_device(name: str) -> torch.device:
 
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        if device.type == "meta":
+            raise RuntimeError("it computes shapes only")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
-        reason = (str(error).splitlines() or [""])[0]
+        reason = str(error).partition("\n")[0].partition(". ")[0]  # for some devices torch tells half a page
         here = ", ".join(["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))])
-        raise InvalidSetting(f"there is no device {name!r} here: {reason}", wanted=f"one of {here}") from error
+        raise InvalidSetting(f"there is no device {name!r:.40} here: {reason:.200}", wanted=f"one of {here}") from error
     return device

@@ -66,14 +66,14 @@ class Prune:
 
     def run(self) -> str:
         from secateur.recipes.work import RunConfig
-        from secateur.runs.search import FIRST, check_no_budget
+        from secateur.runs.search import FIRST, check_target
 
         given = {"epochs_scale": self.epochs_scale, "new_head": self.new_head}
         values = typed(self.settings)
         source = self.source.choosing(self.recipe, self.target_accuracy is not None or bool(values.get("best_epoch")))
         order = source.order(self.recipe, self.weights, **given)
         if self.target_accuracy is not None:
-            check_no_budget(values)
+            check_target(self.target_accuracy, values)
             values["keep_macs"] = FIRST
         settings = pruning_of(self.recipe, self.preset, values)
         if self.no_train:

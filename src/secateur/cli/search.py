@@ -66,6 +66,6 @@ def resume_search(out: Path, output: RunOutput) -> str:
     from secateur.runs.search import FIRST, name_of
 
     target = read_json(out / SEARCH).get("target_accuracy")
-    if not isinstance(target, int | float):
+    if not isinstance(target, int | float) or not abs(target) < 1e9:
         raise InvalidSetting(f"{out / SEARCH} is damaged", remedy="Start again in another folder")
     return start_search(read_run(out / name_of(FIRST)), float(target), out, output)

@@ -49,9 +49,9 @@ def find_recipe(name: str) -> Recipe:
     return recipe.but(pruning=TickTock.preset("quick", keep_macs=0.5, finetune_lr=3e-3))
 
 
-def summary_of(name: str) -> str:
-    """One line about a recipe."""
-    return (getdoc(RECIPES[name]) or "").splitlines()[0]
+def summary_of(function: Callable[..., object]) -> str:
+    """The first line of what is said about a recipe or an experiment."""
+    return (getdoc(function) or "").splitlines()[0]
 
 
 def _as_published(**values: Any) -> TickTock:

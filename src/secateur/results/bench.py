@@ -26,6 +26,8 @@ from secateur.timing import captured, time_in_turn
 
 Runner = Literal["eager", "captured", "compiled", "onnxruntime", "onnxruntime-int8", "openvino", "ncnn", "executorch"]
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MOST = 10**6
+"""Images at a time, and repetitions: more is a mistake."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,9 @@ def bench(
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[Timing], str]:
     """Time networks by name; also returns the name of the device."""
-    if batch < 1 or repetitions < 2:
+    if not (1 <= batch <= MOST and 2 <= repetitions <= MOST):
         got = f"batch {batch} and repetitions {repetitions}"
-        raise InvalidSetting("networks cannot be timed", got=got, wanted="1 or more, and 2 or more")
+        raise InvalidSetting("networks cannot be timed", got=got, wanted="1 to a million, and 2 to a million")
     calls: dict[str, Callable[[], object]] = {}
     costs: dict[str, Cost] = {}
     laid_out = in_memory if channels_last else Tensor.contiguous

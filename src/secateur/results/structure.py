@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from secateur.errors import InvalidData
-from secateur.files import read_json, read_json_lines
+from secateur.files import each_json_line, read_json
 
 Some = TypeVar("Some")
 
@@ -57,26 +57,35 @@ def layers_after(widths: Iterable[Any], removed: Mapping[str, int], gone: Contai
     ]
 
 
-def read_structure(folder: str | Path) -> Structure:
-    """The structure of a run, finished or not, or of a result."""
+def read_structure(folder: str | Path, removed: Mapping[str, int] | None = None) -> Structure:
+    """The structure of a run, finished or not, or of a result.
+
+    removed: the channels of each group that the run has removed, where they are known; else its events are read.
+    """
     path = Path(folder)
+    check_holds_run(path)
     summary, config = path / "summary.json", path / "config.json"
     gone: list[str] = []
     if summary.is_file():
         gone = _checked(summary, lambda: [str(name) for name in read_json(summary).get("removed_branches", [])])
         layers = _checked(summary, lambda: [_layer(*row) for row in read_json(summary)["layers"]])
-    elif config.is_file():
-        removed = _checked(path / "events.jsonl", lambda: _count(read_json_lines(path / "events.jsonl")))
-        layers = _checked(config, lambda: layers_after(read_json(config)["layers"], removed))
-        if not removed and (path / "result" / "summary.json").is_file():
+    else:
+        history = path / "events.jsonl"
+        gone_channels = _checked(history, lambda: _count(each_json_line(history)[1])) if removed is None else removed
+        layers = _checked(config, lambda: layers_after(read_json(config)["layers"], gone_channels))
+        if not gone_channels and (path / "result" / "summary.json").is_file():
             # The run removed nothing, but may have started from a network that was cut already.
             layers = read_structure(path / "result").layers
-    else:
-        raise InvalidData(f"{path} is neither a run nor a result", wanted="a config.json or a summary.json")
     return Structure(str(path), layers, gone)
 
 
-def _count(events: list[dict[str, Any]]) -> dict[str, int]:
+def check_holds_run(folder: Path) -> None:
+    """Raise if a folder holds neither a run nor a result."""
+    if not any((folder / name).is_file() for name in ("summary.json", "config.json")):
+        raise InvalidData(f"{folder} is neither a run nor a result", wanted="a config.json or a summary.json")
+
+
+def _count(events: Iterable[dict[str, Any]]) -> dict[str, int]:
     """The channels of each group that all events together have removed."""
     removed: dict[str, int] = {}
     for event in events:

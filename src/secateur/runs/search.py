@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -53,7 +53,7 @@ def prune_to(
     """
     if check_task(task).held_out is None:
         raise InvalidSetting("prune_to has nothing to judge by", remedy=HOLD_OUT)
-    check_no_budget(values)
+    check_target(accuracy, values)
     settings = chosen(preset, settings, {**values, "keep_macs": FIRST})
     graph = analyze(model, example, ignore=ignore, inexact=inexact, progress=progress or (lambda step: None))
     with TemporaryDirectory() as temporary:
@@ -75,8 +75,10 @@ def prune_to(
         return search(attempt, accuracy, progress or (lambda line: None))[1]
 
 
-def check_no_budget(values: dict[str, Any]) -> None:
-    """Raise for a budget beside a target."""
+def check_target(target: float, values: dict[str, Any]) -> None:
+    """Raise for a target that is no number, and for a budget beside it."""
+    if not isfinite(target):
+        raise InvalidSetting("the target accuracy is not a number", got=target, wanted="one on the scale of the metric")
     if given := [name for name in values if name.removeprefix("keep_") in UNITS]:
         what = "a budget and a target accuracy do not go together"
         raise InvalidSetting(what, got=given[0], remedy="Leave out one of them")

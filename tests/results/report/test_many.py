@@ -5,8 +5,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from looking import figures_of
 
 from secateur.errors import InvalidData
+from secateur.results.report.page import render
 from secateur.results.report.read import MOST_MOMENTS, read_run, thinned
 
 
@@ -53,9 +55,16 @@ def test_few_events_are_all_drawn(copied: Path) -> None:
     assert "events" not in run.facts
 
 
+def test_many_phases_are_few_shapes(copied: Path) -> None:
+    written(copied, 900)
+    shapes = figures_of(render([read_run(copied, "run")]))["metric-0"]["layout"]["shapes"]
+    assert [shape["name"] for shape in shapes] == ["Tick", "Tock", "fine-tuning"]
+    assert [shape["path"].count("M") for shape in shapes] == [900, 900, 1]
+
+
 @pytest.mark.parametrize("change", [{"event": ["Tick"]}, {"removed": {"0": "x"}}, {"removed": [1]}])
 def test_damage_among_what_is_not_drawn_is_refused(change: dict, copied: Path) -> None:
     events = written(copied, 100)
     events[101].update(change)
     with pytest.raises(InvalidData):
-        thinned(events, copied / "events.jsonl", 5)
+        thinned(events, len(events), copied / "events.jsonl", 5)

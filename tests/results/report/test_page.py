@@ -13,6 +13,8 @@ from looking import View, open_report
 from secateur.files import read_json_lines
 from secateur.results.structure import read_structure
 
+BAND = re.compile(r"M([-.\d]+),0H([-.\d]+)V1H[-.\d]+Z")
+"""From where to where in a path."""
 CHARTS = ["tradeoff-0", "metric-0", "loss", "cost", "channels-0", "percent-0", "removals-0", "scores-0"]
 
 
@@ -108,9 +110,11 @@ def test_every_chart_is_drawn_with_its_phases(view: View, events: list[dict[str,
         assert marks.count() > 0
         assert view.page.locator(f"#{name}").bounding_box()["height"] >= 260
     words = {"Tick": "Tick", "Tock": "Tock", "FineTune": "fine-tuning"}
-    bands = view.page.evaluate("document.getElementById('metric-0').layout.shapes.map(s => [s.name, s.x1 - s.x0])")
-    phases = groupby(words[event["event"]] for event in events[1:])
-    assert bands == [[name, len(list(steps))] for name, steps in phases]
+    shapes = view.page.evaluate("document.getElementById('metric-0').layout.shapes.map(s => [s.name, s.path])")
+    bands = [(float(start), float(end), name) for name, path in shapes for start, end in BAND.findall(path)]
+    phases = [(name, len(list(steps))) for name, steps in groupby(words[event["event"]] for event in events[1:])]
+    assert [(name, end - start) for start, end, name in sorted(bands)] == phases
+    assert [name for name, _ in shapes] == list(dict.fromkeys(name for name, _ in phases))  # as in the legend
 
 
 def test_hover_shows_the_numbers(view: View, events: list[dict[str, Any]]) -> None:

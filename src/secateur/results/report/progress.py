@@ -157,30 +157,27 @@ def _trace(run: Run, line: list[float | None], shade: str, dash: str) -> dict[st
 
 
 def _phases(run: Run) -> list[dict[str, Any]]:
-    """A band behind each phase; the legend names each kind once."""
-    bands: list[dict[str, Any]] = []
+    """A band behind each phase. Those of a kind are one shape: thousands of shapes would take seconds to draw."""
+    bands: dict[str, str] = {}
     for phase, group in groupby(enumerate(run.moments), key=lambda pair: pair[1].phase):
         places = [place for place, _ in group]
-        if phase == "Start":
-            continue
-        bands.append(
-            {
-                "type": "rect",
-                "layer": "below",
-                "xref": "x",
-                "yref": "paper",
-                "x0": places[0] - 0.5,
-                "x1": places[-1] + 0.5,
-                "y0": 0,
-                "y1": 1,
-                "line": {"width": 0},
-                "fillcolor": f"--band-{phase.lower()}",
-                "name": PHASES[phase],
-                "legendgroup": phase,
-                "showlegend": all(band["legendgroup"] != phase for band in bands),
-            }
-        )
-    return bands
+        if phase != "Start":
+            start, end = places[0] - 0.5, places[-1] + 0.5
+            bands[phase] = f"{bands.get(phase, '')}M{start},0H{end}V1H{start}Z"
+    return [
+        {
+            "type": "path",
+            "layer": "below",
+            "xref": "x",
+            "yref": "paper",
+            "path": path,
+            "line": {"width": 0},
+            "fillcolor": f"--band-{phase.lower()}",
+            "name": PHASES[phase],
+            "showlegend": True,
+        }
+        for phase, path in bands.items()
+    ]
 
 
 def _endings(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -6,16 +6,16 @@ import base64
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from secateur.errors import InvalidData, InvalidSetting
-from secateur.files import read_bytes, read_json, read_json_lines
+from secateur.files import each_json_line, read_bytes, read_json
 from secateur.pruning.settings import UNITS
 from secateur.results.report.words import number, sentence, share, text
-from secateur.results.structure import Layer, read_structure
+from secateur.results.structure import Layer, check_holds_run, read_structure
 
 PHASES = {"Start": "Start", "Train": "training", "Tick": "Tick", "Tock": "Tock", "FineTune": "fine-tuning"}
 TRAINING = {"baseline": "baseline", "retrain": "retraining"}
@@ -154,6 +154,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
 def read_run(folder: str | Path, name: str) -> Run:
     """A run's folder, or a result's."""
     path = Path(folder)
+    check_holds_run(path)
     alone = (path / "summary.json").is_file()
     result = path if alone else path / "result"
     config, summary, history = path / "config.json", result / "summary.json", path / "events.jsonl"
@@ -162,18 +163,20 @@ def read_run(folder: str | Path, name: str) -> Run:
     asked = read_json(config) if config.is_file() and not alone else {}
     found = read_json(summary) if summary.is_file() else {}
     about = {**asked, **found}
-    layers, events = _layers(path), read_json_lines(history)
+    count, events = each_json_line(history)
+    moments = thinned(events, count, history)
+    layers = _layers(path, _sum(moment.removed for moment in moments))
     ends = [_moment({"event": "Start", **_record(found, end, path)}, summary) for end in ("before", "after")]
     return Run(
         name=text(name),
         layers=layers,
-        moments=thinned(events, history),
+        moments=moments,
         members=_members(asked),
         kind=text(about.get("kind", "prune")),
         settings=_record(about, "settings", path),
         engine=_record(about, "engine", path),
         setting=json.dumps([_setting(about, path), [(layer.name, layer.before) for layer in layers]]),
-        facts=_facts(about, path) | _not_shown(len(events)),
+        facts=_facts(about, path) | _not_shown(count),
         ends=(ends[0], ends[1]),
         latency=_record(found, "latency", path),
         verification=_record(found, "verification", path),
@@ -184,24 +187,41 @@ def read_run(folder: str | Path, name: str) -> Run:
     )
 
 
-def thinned(events: list[dict[str, Any]], path: Path, most: int = MOST_MOMENTS) -> list[Moment]:
-    """Of very many events every so many of each kind, with the removals and the time of those in between."""
-    every = -(-len(events) // most)
-    kinds = [str(event.get("event")) for event in events]
-    last = {kind: place for place, kind in enumerate(kinds)}
-    waiting: dict[str, list[dict[str, Any]]] = {kind: [] for kind in last}
-    kept: list[Moment] = []
-    for place, (kind, event) in enumerate(zip(kinds, events, strict=True)):
-        together = waiting[kind]
-        together.append(event)
-        if len(together) >= every or place in (0, last[kind]):
-            removed, seconds = Counter[str](), 0.0
-            for each in together:
-                removed.update(_removed(each, path))
-                seconds += number(each.get("seconds")) or 0.0
-            kept.append(replace(_moment(event, path), removed=dict(removed), seconds=seconds))
-            together.clear()
-    return kept
+def thinned(events: Iterable[dict[str, Any]], count: int, path: Path, most: int = MOST_MOMENTS) -> list[Moment]:
+    """Of very many events every so many of each kind, with the removals and the time of those in between.
+
+    count: of the events.
+    """
+    every = -(-count // most)
+    waiting: dict[str, list[dict[str, Any]]] = {phase: [] for phase in PHASES}
+    last: dict[str, int] = {}
+    kept: dict[int, Moment] = {}
+    for place, event in enumerate(events):
+        phase = _phase(event, path)
+        last[phase] = place
+        waiting[phase].append(event)
+        if len(waiting[phase]) >= every or place == 0:
+            kept[place] = _together(waiting[phase], path)
+            waiting[phase] = []
+    for phase, together in waiting.items():
+        if together:
+            kept[last[phase]] = _together(together, path)
+    return [kept[place] for place in sorted(kept)]
+
+
+def _together(events: Sequence[dict[str, Any]], path: Path) -> Moment:
+    """The last of these events, with the removals and the time of all."""
+    removed = _sum(_removed(event, path) for event in events)
+    seconds = sum(number(event.get("seconds")) or 0.0 for event in events)
+    return replace(_moment(events[-1], path), removed=removed, seconds=seconds)
+
+
+def _sum(removals: Iterable[dict[str, int]]) -> dict[str, int]:
+    total = Counter[str]()
+    for removed in removals:
+        if removed:
+            total.update(removed)
+    return dict(total)
 
 
 def is_running(folder: Path) -> bool:
@@ -218,11 +238,15 @@ def is_running(folder: Path) -> bool:
     return True
 
 
-def _moment(event: dict[str, Any], path: Path) -> Moment:
+def _phase(event: dict[str, Any], path: Path) -> str:
     phase = event.get("event")
     if not isinstance(phase, str) or phase not in PHASES:
         raise InvalidData(f"{path} is damaged", got=text(event), wanted="an event of a run")
-    scores = event.get("scores", [])
+    return phase
+
+
+def _moment(event: dict[str, Any], path: Path) -> Moment:
+    phase, scores = _phase(event, path), event.get("scores", [])
     if not isinstance(scores, list):
         raise InvalidData(f"{path} is damaged", got=text(scores), wanted="a list of scores")
     counted = {word: _whole(event.get(key)) for key, word in (("number", ""), ("epoch", "epoch "))}
@@ -253,8 +277,8 @@ def _removed(event: dict[str, Any], path: Path) -> dict[str, int]:
     return removed
 
 
-def _layers(path: Path) -> list[Layer]:
-    layers = read_structure(path).layers
+def _layers(path: Path, removed: dict[str, int]) -> list[Layer]:
+    layers = read_structure(path, removed).layers
     for layer in layers:
         if not isinstance(layer.name, str) or not layer.before < 2**31:
             raise InvalidData(f"{path} is damaged", got=text(vars(layer)), wanted="a layer")
