@@ -163,6 +163,11 @@ def test_a_norm_that_cannot_train_on_the_last_image_is_named(count: int) -> None
 
 
 def test_a_norm_without_an_eps_is_named() -> None:
+    try:
+        F.batch_norm(torch.rand(2, 1), None, None, training=True, eps=0.0)
+        pytest.skip("this torch takes a norm without an eps")
+    except ValueError:
+        pass
     net = Pooled(eps=0.0).double()
     with pytest.raises(InvalidData, match=r"the norm 'norm' cannot train.*Give it an eps above 0"):
         finished(quick(), net, graph_of(Pooled), classification(batches(), batches(1)))

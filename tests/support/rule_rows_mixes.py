@@ -35,6 +35,8 @@ from rule_rows import (
 from sandwich import parameter
 from torch import Tensor, nn
 
+IN_FORMER_TORCH = "normalized_shape_ndim" in str(torch.ops.aten._fused_rms_norm.default._schema)
+TAKES_A_NUMBER = "torch 2.8 takes a number of axes instead of a shape" if IN_FORMER_TORCH else ""
 BATCH_NORMS: dict[str, tuple[Any, ...]] = {
     "native_batch_norm": (False, 0.1, 1e-5),
     "cudnn_batch_norm": (False, 0.1, 1e-5),
@@ -89,9 +91,11 @@ NORMS = [
     Row("rms_norm", inferring(lambda m, x: F.rms_norm(x, x.shape[2:]))),
     Row("rms_norm", inferring(channels_last(lambda m, x: m.rms(x))), inexact(MIXES), parts={"rms": nn.RMSNorm(8)},
         note="channels"),
-    Row("_fused_rms_norm", inferring(lambda m, x: aten("_fused_rms_norm")(x, x.shape[2:], None, 1e-5)[0])),
+    Row("_fused_rms_norm", inferring(lambda m, x: aten("_fused_rms_norm")(x, x.shape[2:], None, 1e-5)[0]),
+        wrong=TAKES_A_NUMBER),
     Row("_fused_rms_norm", inferring(channels_last(lambda m, x: aten("_fused_rms_norm")(
-        x, [x.shape[-1]], m.scale, 1e-5)[0])), inexact(MIXES), parts={"scale": parameter(8)}, note="channels"),
+        x, [x.shape[-1]], m.scale, 1e-5)[0])), inexact(MIXES), parts={"scale": parameter(8)}, note="channels",
+        wrong=TAKES_A_NUMBER),
     Row("native_group_norm", lambda m, x: F.group_norm(x, x.shape[1])),
     Row("native_group_norm", lambda m, x: m.gn(x), coupled({"first": EIGHT, "gn": EIGHT}),
         parts={"gn": nn.GroupNorm(8, 8)}, note="each alone"),
