@@ -290,6 +290,29 @@ def test_what_the_block_takes_is_changed_later() -> None:
     assert graph.bound["blocks.0.block"].kind is Kind.WRITTEN_LATER
 
 
+def plain_norm() -> nn.Sequential:
+    """Where its convolution is zero, it gives what the norm has as its mean."""
+    norm = nn.BatchNorm2d(8, affine=False)
+    norm.running_mean = torch.linspace(-1, 1, 8)
+    return nn.Sequential(conv(), norm)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: m.act(x + m.branch(x)),
+        lambda m, x: m.act(x + m.branch(x) * 2),
+    ],
+    ids=["of a module", "of the code"],
+)
+def test_what_a_branch_leaves_is_seen_where_another_hides_it(function: Callable[..., Any]) -> None:
+    """Found by the fuzzer: without the second branch, no value of the first block is left."""
+    hides = Block(lambda m, x: F.relu(x + m.branch(x)), branch=branch())
+    graph = secateur.analyze(Net(Block(function, branch=plain_norm(), act=nn.LogSigmoid()), hides).eval(), PICTURE[:1])
+    assert graph.bound["blocks.0"].kind is Kind.NOT_NEUTRAL
+    assert names(graph) == ["blocks.1"]
+
+
 def test_without_values_or_a_copy() -> None:
     with torch.device("meta"):
         graph = secateur.analyze(CifarResNet(14), torch.empty(1, 3, 32, 32))

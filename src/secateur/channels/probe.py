@@ -23,6 +23,7 @@ from secateur.channels.amounts import Amounts, equal_widths, leaves_one, other_w
 from secateur.channels.example import Calls
 from secateur.channels.groups import Branch, ChannelGraph, ChannelGroup
 from secateur.channels.guard import collecting_later, explain
+from secateur.channels.leftovers import leftovers
 from secateur.channels.plan import Plan
 from secateur.channels.reasons import Kind, Reason
 from secateur.channels.rehearsal import run
@@ -136,6 +137,14 @@ class Probe:
             return {branch.name: SHARED for branch in self.graph.branches}
         found: dict[str, Reason] = {}
         for branches in _apart(self.graph.branches):
+            with suppress(Exception):  # what cannot run is found below
+                left = {} if self.subject.is_meta else leftovers(self.subject, self.graph, branches)
+                found |= {name: Reason(Kind.NOT_NEUTRAL, f"{value:.1e}") for name, value in left.items()}
+            for branch in branches:
+                alone = Plan(self.graph, self.graph.all_kept(), frozenset([branch.name]))
+                if branch.addend is None and (failure := self._goes_without(alone)) is not None:
+                    found[branch.name] = failure.reason
+            branches = [branch for branch in branches if branch.name not in found]
             # Those without which it does not run are found without the arithmetic.
             for ask in (self._runs_without, self._goes_without):
 

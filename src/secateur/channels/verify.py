@@ -178,7 +178,7 @@ def compare(
     nudges: how often at most to try what rounding does to a result that differs; with 0 it counts as it is.
     record: makes what watches each pass: first masked in every mode, then shrunk.
     """
-    work = _masked(model, plan, precision)
+    work = masked_copy(model, plan, precision)
     masked: dict[str, tuple[Example, Outcome]] = {}
     for mode, examples in calls.items():
         for example in examples:
@@ -204,7 +204,7 @@ def compare(
     chosen = False
     for mode, (cast, expected) in masked.items():
         got = run(work, cast, mode, record(precision), last=mode == [*masked][-1])
-        more = _nudged(lambda: _masked(model, plan, precision), cast, mode, precision)
+        more = _nudged(lambda: masked_copy(model, plan, precision), cast, mode, precision)
         if plan.without:
             expected, got, more = _telling(expected), _telling(got), map(_telling, more)
         if leaves_one and (spared := _spared(expected, got, TOLERANCES[precision])):
@@ -257,7 +257,8 @@ def _differences(
     return [*found, *steps], ours if expected.blind else expected.outputs, expected.blind
 
 
-def _masked(model: nn.Module, plan: Plan, precision: torch.dtype) -> nn.Module:
+def masked_copy(model: nn.Module, plan: Plan, precision: torch.dtype) -> nn.Module:
+    """With zeros for what the plan removes."""
     contents = ((tensor, _cast(tensor.data, precision)) for tensor in tensors_of(model).values())
     copied = copy_with(model, [(tensor, data) for tensor, data in contents if data is not None])
     return mask_(_cast_rest_(copied, precision), plan)
