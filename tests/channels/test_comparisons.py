@@ -62,8 +62,28 @@ def test_every_answer_is_tried_both_ways(asked: Asked, stay: set[str]) -> None:
         assert_exact(model, Plan.random(graph, share, seed), (PICTURES,), cost=False)
 
 
+@pytest.mark.parametrize(
+    ("asked", "stay"),
+    [
+        (lambda m, y: m.a.out_channels == 47, {"a"}),
+        (lambda m, y: y.shape[1] - m.b.out_channels == 27, {"a"}),
+        (lambda m, y: y.shape[1] != m.b.in_channels, set[str]()),
+        (lambda m, y: m.a.bias.numel() == 47, {"a"}),
+        (lambda m, y: y.nelement() == 2 * 47 * 36, {"a"}),
+    ],
+)
+def test_sizes_that_layers_keep(asked: Callable[[Custom, Tensor], bool], stay: set[str]) -> None:
+    def forward(m: Custom, x: Tensor) -> Tensor:
+        y = m.a(x).relu()
+        return m.c(m.b(y).relu() * (2 if asked(m, y) else 1))
+
+    model = Custom(forward, a=nn.Conv2d(3, 50, 1), b=nn.Conv2d(50, 20, 1), c=nn.Conv2d(20, 2, 1))
+    assert {group.name for group in secateur.analyze(model, PICTURES.float()).groups} == {"a", "b"} - stay
+    assert type(model.a.out_channels) is int
+
+
 def test_sizes_are_plain_before_and_after() -> None:
-    before = Tensor.shape, Tensor.size
+    before = Tensor.shape, Tensor.size, Tensor.numel
     seen: list[object] = []
 
     def fails(y: Tensor, z: Tensor) -> bool:
@@ -72,7 +92,7 @@ def test_sizes_are_plain_before_and_after() -> None:
 
     with pytest.raises(secateur.InvalidModel, match="no such width"):
         secateur.analyze(asking(fails), PICTURES)
-    assert (Tensor.shape, Tensor.size) == before
+    assert (Tensor.shape, Tensor.size, Tensor.numel) == before
     assert type(PICTURES.shape[0]) is int
     width = next(number for number in seen if isinstance(number, Width))
     for number, plain in ((width, int), (width / 4, float)):

@@ -17,6 +17,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from secateur.channels.branches import as_branches, find_branches
 from secateur.channels.build import build_graph
+from secateur.channels.comparisons import layers_noting
 from secateur.channels.example import Calls, Example, tensors_within
 from secateur.channels.flow import Flow
 from secateur.channels.groups import ChannelGraph, owner
@@ -163,7 +164,7 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[
             leaf.used = before
         try:
             noting = watch.comparisons.noting(watch.axes_seen)
-            with watch.following_modules(), _unfused(model), noting, watch:
+            with watch.following_modules(), _unfused(model), noting, layers_noting(model), watch:
                 output = example.copied()(model)
                 tensors = tensors_within(output)
         except Exception as error:

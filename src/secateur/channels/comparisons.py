@@ -16,9 +16,10 @@ from itertools import combinations, islice, product
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from secateur.channels.amounts import Amounts
+from secateur.channels.bookkeeping import sizes_of
 from secateur.channels.groups import ChannelGraph, ChannelGroup
 
 Form = Any
@@ -160,6 +161,7 @@ class Comparisons:
         """
         plain_shape: Any = Tensor.shape
         plain_size: Any = Tensor.size
+        plain_numel: Any = Tensor.numel
 
         def shape(tensor: Tensor) -> torch.Size:
             sizes, axes = plain_shape.__get__(tensor), axes_of(tensor)
@@ -173,12 +175,17 @@ class Comparisons:
             found, axes = plain_size(tensor, dim), axes_of(tensor)
             return self._watched(found, axes[dim]) if isinstance(dim, int) and len(axes) == tensor.dim() else found
 
-        own = {name: vars(Tensor)[name] for name in ("shape", "size") if name in vars(Tensor)}
-        Tensor.shape, Tensor.size = property(shape), size  # pyright: ignore
+        def numel(tensor: Tensor) -> int:
+            return math.prod(shape(tensor)) if axes_of(tensor) else plain_numel(tensor)
+
+        replaced = {"shape": property(shape), "size": size, "numel": numel, "nelement": numel}
+        own = {name: vars(Tensor)[name] for name in replaced if name in vars(Tensor)}
+        for name, value in replaced.items():
+            setattr(Tensor, name, value)
         try:
             yield
         finally:
-            for name in ("shape", "size"):
+            for name in replaced:
                 if name in own:
                     setattr(Tensor, name, own[name])
                 else:
@@ -212,6 +219,27 @@ class Comparisons:
             {group.name: group.size - kept.get(number, group.size) for number, group in enumerate(graph.groups)}
             for kept in found
         ]
+
+
+@contextmanager
+def layers_noting(model: nn.Module) -> Iterator[None]:
+    """While tensors do, let torch's own layers keep such sizes too, as in `conv.out_channels`."""
+    kept: list[tuple[dict[str, Any], str, int, Any]] = []
+    for module in model.modules():
+        sizes: dict[str, Any] = {}
+        with suppress(AttributeError, LookupError):  # of a class that derives from a layer, but keeps other tensors
+            sizes = sizes_of(module)
+        for name, size in sizes.items():
+            before = vars(module).get(name)
+            if isinstance(size, Width) and type(before) is int and before == int(size):
+                kept.append((vars(module), name, before, size))
+                vars(module)[name] = size
+    try:
+        yield
+    finally:
+        for attributes, name, before, size in kept:
+            if attributes.get(name) is size:
+                attributes[name] = before
 
 
 def _axis(codes: Tensor, graph: ChannelGraph) -> Axis:
