@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
+from threading import Thread
 
 import pytest
 import torch
@@ -98,6 +99,26 @@ def test_sizes_are_plain_before_and_after() -> None:
     for number, plain in ((width, int), (width / 4, float)):
         made = (copy.deepcopy(number), pickle.loads(pickle.dumps(number)), type(number)(number), type(number)())
         assert [type(each) for each in made] == [plain] * 4
+
+
+def test_analyses_within_others_and_beside_them() -> None:
+    before = Tensor.shape, Tensor.size, Tensor.tolist
+    found: list[list[str]] = []
+
+    def analyses(y: Tensor, z: Tensor) -> bool:
+        small = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 2, 1))
+        return len(secateur.analyze(small, torch.ones(1, 3, 4, 4), probe=False).groups) != 1
+
+    def analyse() -> None:
+        found.append([group.name for group in secateur.analyze(asking(analyses), PICTURES, probe=False).groups])
+
+    threads = [Thread(target=analyse) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [["a", "b"]] * 3
+    assert (Tensor.shape, Tensor.size, Tensor.tolist) == before
 
 
 def test_code_that_takes_plain_numbers_alone() -> None:

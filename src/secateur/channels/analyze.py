@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ from secateur.channels.trace import Watch
 from secateur.channels.unused import find_unused, is_within
 from secateur.errors import InvalidModel, InvalidSetting, unknown_name
 
+ALONE = RLock()
+"""Held while a forward pass is watched: what is replaced in torch meanwhile, all threads see."""
 Ignore = Callable[[str, nn.Module], bool] | Iterable[str | nn.Module] | str | nn.Module
 
 
@@ -94,7 +97,7 @@ def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, 
     Gives what to call the model with in each, notes, and what was computed from what in each.
     """
     notes: list[str] = []
-    with undisturbed(model), torch.no_grad():
+    with ALONE, undisturbed(model), torch.no_grad():
         model.eval()  # not what it returns: some forget to return the model where they write it themselves
         output, tensors = _watch(watch, model, call)
         if not tensors:
