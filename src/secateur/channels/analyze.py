@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from secateur.channels.branches import as_branches, find_branches
 from secateur.channels.build import build_graph
+from secateur.channels.comparisons import layers_noting
 from secateur.channels.example import Calls, Example, tensors_within
 from secateur.channels.flow import Flow
 from secateur.channels.groups import ChannelGraph, owner
@@ -30,6 +32,8 @@ from secateur.channels.trace import Watch
 from secateur.channels.unused import find_unused, is_within
 from secateur.errors import InvalidModel, InvalidSetting, unknown_name
 
+ALONE = RLock()
+"""Held while a forward pass is watched: what is replaced in torch meanwhile, all threads see."""
 Ignore = Callable[[str, nn.Module], bool] | Iterable[str | nn.Module] | str | nn.Module
 
 
@@ -93,7 +97,7 @@ def _watch_modes(watch: Watch, model: nn.Module, call: Example) -> tuple[Calls, 
     Gives what to call the model with in each, notes, and what was computed from what in each.
     """
     notes: list[str] = []
-    with undisturbed(model), torch.no_grad():
+    with ALONE, undisturbed(model), torch.no_grad():
         model.eval()  # not what it returns: some forget to return the model where they write it themselves
         output, tensors = _watch(watch, model, call)
         if not tensors:
@@ -163,7 +167,7 @@ def _watch(watch: Watch, model: nn.Module, example: Example) -> tuple[Any, list[
             leaf.used = before
         try:
             noting = watch.comparisons.noting(watch.axes_seen)
-            with watch.following_modules(), _unfused(model), noting, watch:
+            with watch.following_modules(), _unfused(model), noting, layers_noting(model), watch:
                 output = example.copied()(model)
                 tensors = tensors_within(output)
         except Exception as error:

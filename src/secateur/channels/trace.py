@@ -296,12 +296,16 @@ class Watch(EagerMode):
             register_module_forward_hook(leave, with_kwargs=True, always_call=True),
         ]
         # A property of the class goes before the instance's own entry, which stays what it is.
+        outer = vars(nn.Module).get("training")  # of an analysis around this one
         nn.Module.training = property(read_training, lambda module, value: vars(module).update(training=value))  # pyright: ignore
         try:
             with escapes_seen(self):
                 yield
         finally:
-            del nn.Module.training
+            if outer is None:
+                del nn.Module.training
+            else:
+                nn.Module.training = outer
             for hook in hooks:
                 hook.remove()
                 # Torch leaves this note behind, and then warns of global hooks.
