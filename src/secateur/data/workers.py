@@ -36,16 +36,10 @@ def in_workers(
     memory = [_shared(size) for _ in range(AHEAD * workers + used + 1)]
     waiting: deque[tuple[Request, int]] = deque()
 
-    class Requests:
-        def __iter__(self) -> Iterator[tuple[Request, int]]:
-            for number, request in enumerate(requests):
-                waiting.append((request, number % len(memory)))
-                yield waiting[-1]
-
     options: dict[str, Any] = {"multiprocessing_context": _start_method(), "prefetch_factor": AHEAD} if workers else {}
     loader = DataLoader(
         _Maker(make, memory),
-        batch_sampler=Requests(),  # pyright: ignore[reportArgumentType]
+        batch_sampler=_Requests(requests, len(memory), waiting),  # pyright: ignore[reportArgumentType]
         num_workers=workers,
         collate_fn=_as_it_is,
         generator=torch.Generator(),
@@ -59,6 +53,23 @@ def in_workers(
     finally:
         if hasattr(results, "_shutdown_workers"):
             results._shutdown_workers()  # left to the garbage collector, this takes ten seconds
+
+
+@dataclass(frozen=True)
+class _Requests:
+    """With the number of the memory that each is to use.
+
+    Not defined within the function: a class there would keep all memory until the next garbage collection.
+    """
+
+    requests: Iterable[Any]
+    places: int
+    waiting: deque[tuple[Any, int]]
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        for number, request in enumerate(self.requests):
+            self.waiting.append((request, number % self.places))
+            yield self.waiting[-1]
 
 
 @dataclass(frozen=True)
