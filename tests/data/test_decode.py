@@ -4,6 +4,7 @@ import io
 import os
 import re
 import struct
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from pictures import LAYOUT, noise, write
 from PIL import Image, ImageFile
 
-from secateur.data.decode import PLAIN_PIXELS, gpu_decoder, plain_jpeg_size, read_image, read_map
+from secateur.data.decode import PLAIN_PIXELS, gpu_decoder, plain_jpeg_size, read_image, read_map, read_photo
 from secateur.data.matlab import read_mat
 from secateur.errors import InvalidData
 
@@ -221,3 +222,20 @@ def test_an_image_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     assert "not a plain file" in str(caught.value.got)
     with pytest.raises(ValueError, match="not a plain file"):
         read_mat(tmp_path / "pipe.jpg", "x")
+
+
+def test_a_decoder_that_will_go_is_used_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision 0.29 and later warn of their decoders."""
+    asked = []
+
+    def decode_jpeg(contents: list[torch.Tensor], **options: Any) -> list[torch.Tensor]:
+        warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
+        asked.append(options)
+        return [torch.zeros(3, 32, 40, dtype=torch.uint8)]
+
+    monkeypatch.setattr("secateur.data.decode.torchvision_decodes", lambda: True)
+    monkeypatch.setattr("torchvision.io.decode_jpeg", decode_jpeg)
+    path = tmp_path / "a.jpg"
+    PLAIN.save(path, quality=90)
+    assert read_photo(str(path), LAYOUT).shape == (32, 40, 3)
+    assert len(asked) == 1

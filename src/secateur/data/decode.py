@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -123,4 +124,7 @@ def gpu_decoder(device: torch.device) -> Decoder | None:
 
 def _decode(contents: list[Tensor], device: torch.device | str) -> list[Tensor]:
     io = import_extra("torchvision.io", "vision")
-    return io.decode_jpeg(contents, mode=io.ImageReadMode.RGB, device=device)
+    with warnings.catch_warnings():
+        # Since 0.29 torchvision says that it will do without; then Pillow decodes.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return io.decode_jpeg(contents, mode=io.ImageReadMode.RGB, device=device)
