@@ -44,7 +44,7 @@ Runs that ended at chance are left out of the mean, and n says of how many it is
 
 
 def controls(sets: dict[str, dict[str, list[Evidence]]]) -> tuple[str, list[Evidence]]:
-    """The text, and the runs in it; none where no arm is complete."""
+    """The text, and the runs in it; none where there are none."""
     parts, used = [], []
     for name, title in NETWORKS.items():
         arms = sets.get(name, {})

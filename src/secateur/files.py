@@ -141,13 +141,7 @@ def _sync(path: Path, flags: int) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, which anybody may have written."""
-    try:
-        found = json.loads(read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise InvalidData(f"{path} cannot be read", got=error) from error
-    if not isinstance(found, dict):
-        raise InvalidData(f"{path} cannot be read", got=type(found).__name__, wanted="an object")
-    return found
+    return _object(read_bytes(path), f"{path}")
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -158,16 +152,16 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 def each_json_line(path: Path) -> tuple[int, Iterator[dict[str, Any]]]:
     """What `read_json_lines` reads, one at a time, and how many there are: all at once take much memory, and long."""
     *lines, _ = read_bytes(path, LARGEST_LINES).split(b"\n")
-    return len(lines), (_object(line, number, path) for number, line in enumerate(lines, 1))
+    return len(lines), (_object(line, f"line {number} of {path}") for number, line in enumerate(lines, 1))
 
 
-def _object(line: bytes, number: int, path: Path) -> dict[str, Any]:
+def _object(data: bytes, what: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidData(f"line {number} of {path} cannot be read", got=error) from error
+        raise InvalidData(f"{what} cannot be read", got=error) from error
     if not isinstance(found, dict):
-        raise InvalidData(f"line {number} of {path} cannot be read", got=type(found).__name__, wanted="an object")
+        raise InvalidData(f"{what} cannot be read", got=type(found).__name__, wanted="an object")
     return found
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import combinations, islice, product
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,44 +32,35 @@ PAIRS = 4096
 """Pairs of widths that are tried for a comparison, in numbers alone."""
 
 
-class Width(int):
-    """A size, or an integer computed from sizes, that notes its comparisons."""
+class Followed:
+    """What a number has that is computed from sizes, and notes its comparisons."""
 
+    plain: ClassVar[type]
     form: Form
     length: int
     noted: dict[Form, None]
 
-    def __new__(cls, *args: Any) -> int:  # pyright: ignore
-        """A plain integer, for code that makes one of the type of another."""
-        return int(*args)
-
-    def __reduce__(self) -> tuple[type[int], tuple[int]]:
-        return int, (int(self),)
-
-    def __bool__(self) -> bool:
-        return self != 0
-
-    __hash__ = int.__hash__
-
-
-class Ratio(float):
-    """A floating-point number computed from sizes, that notes its comparisons."""
-
-    form: Form
-    length: int
-    noted: dict[Form, None]
-
-    def __new__(cls, *args: Any) -> float:  # pyright: ignore
+    def __new__(cls, *args: Any) -> Any:
         """A plain number, for code that makes one of the type of another."""
-        return float(*args)
+        return cls.plain(*args)
 
-    def __reduce__(self) -> tuple[type[float], tuple[float]]:
-        return float, (float(self),)
+    def __reduce__(self) -> tuple[type, tuple[Any]]:
+        return self.plain, (self.plain(self),)
 
     def __bool__(self) -> bool:
         return self != 0
 
-    __hash__ = float.__hash__
+
+class Width(Followed, int):
+    """A size, or an integer computed from sizes."""
+
+    plain = int
+
+
+class Ratio(Followed, float):
+    """A floating-point number computed from sizes."""
+
+    plain = float
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {
@@ -130,7 +121,7 @@ def _divided(self: Width | Ratio, other: Any) -> Any:
 for _kind in (Width, Ratio):
     for _name in OPERATORS:
         for _method in (f"__{_name}__", f"__r{_name}__"):
-            if _method in vars(_kind.__base__):
+            if _method in vars(_kind.plain):
                 setattr(_kind, _method, _following(_kind, _name, _method))
     _kind.__divmod__, _kind.__rdivmod__ = _dividing, _divided  # pyright: ignore
 
