@@ -179,7 +179,7 @@ class Pruner:
         """Note the gradients: once per optimizer step, after `backward` and `scaler.unscale_`, before clipping."""
         self._check_open()
         if all(phi.grad is None for phi in self.gates.phis):
-            remedy = "Call observe() after loss.backward(), before zero_grad(), with a loss computed from the model"
+            remedy = "Call observe() after loss.backward(), before zero_grad(), with a loss that the gated layers reach"
             raise InvalidSetting("no gate has a gradient", remedy=remedy)
         self.score.observe()
 
