@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import secateur
 from secateur import Plan
+from secateur.channels.gaps import gaps_between, gaps_of_sums
 from secateur.channels.reasons import Kind
-from secateur.channels.verify import gaps_between, gaps_of_sums
 
 
 class ByHand(nn.Module):

@@ -18,7 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path[:0] = [str(Path(__file__).parent.parent / folder) for folder in ("shim", "support")]
 
 import torch  # noqa: E402
-from checks import Found, Outcome, case_of, check  # noqa: E402
+from cases import Found, case_of  # noqa: E402
+from checks import Outcome, check  # noqa: E402
 from grammar import STEPS  # noqa: E402
 
 CLEAN = {"chain", "residual", "transposed", "coupled", "excited", "tied", "other_dimensions", "computed"}

@@ -3,7 +3,8 @@
 import warnings
 
 import pytest
-from checks import Outcome, case_of, check
+from cases import case_of
+from checks import Outcome, check
 from fuzz import CLEAN
 from grammar import STEPS
 from hypothesis import HealthCheck, Phase, given, settings

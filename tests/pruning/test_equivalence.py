@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import secateur
 from secateur import Pruner
 from secateur.channels.example import Example, tensors_within
+from secateur.channels.gaps import gaps_between
 from secateur.channels.rehearsal import run
-from secateur.channels.verify import gaps_between
 from secateur.models.lookup import find_model
 
 TOLERANCE = 1e-9

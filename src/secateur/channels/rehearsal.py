@@ -34,6 +34,10 @@ TRAINED = {"native_dropout": 2, "rrelu_with_noise": 4}
 """Operators that do something in training mode alone, and the position of the flag that says so."""
 BY_SHAPE = ("add", "add_", "sub", "mul", "mul_", "div", "cat", "native_batch_norm", "native_layer_norm", "unbind")
 """More operators that raise because of shapes alone."""
+ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "pow", "remainder", "fmod", "floor_divide")
+"""Operators whose whole numbers are operands, and neither sizes nor positions."""
+ATTENTION = "_scaled_dot_product"
+"""What operators begin with that scale by the width of the queries, unless they are given a scale."""
 MEANS = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0, "exponential_": 1.0}
 
 
@@ -70,6 +74,10 @@ class Outcome:
     steps: list[Product | Choice]
     floating: list[bool]
     """For each output whether it is floating-point."""
+    factors: list[tuple[str, float]]
+    """Numbers that operators were given to compute with. One that depends on a width may have no effect on these
+    inputs, as the scale of a softmax over equal values has none.
+    """
 
     @property
     def blind(self) -> bool:
@@ -98,6 +106,7 @@ class Record(EagerMode):
         super().__init__()
         self.precision = precision
         self.steps: list[Product | Choice] = []
+        self.factors: list[tuple[str, float]] = []
         self.operators: list[tuple[Any, ...]] = []
         """Every operator that was run, with the numbers it was given."""
         self.shapes: list[list[torch.Size]] = []
@@ -153,6 +162,7 @@ class Record(EagerMode):
         values = _flat((*args, *kwargs.values()))
         self.operators.append((name, *numbers(name, args, values)))
         self.shapes.append([value.shape for value in _flat((out,)) if isinstance(value, Tensor)])
+        self.factors += [(name, number) for number in _factors(name, args, values, kwargs.get("scale"))]
         self._note_values(name, func, args, values, out, product)
 
     def _note_values(
@@ -233,6 +243,14 @@ def _arguments(module: Any, data: Tensor) -> tuple[Any, ...]:
     return data, module.weight, module.bias, *options
 
 
+def _factors(name: str, args: tuple[Any, ...], values: list[Any], scale: float | None) -> list[float]:
+    """The numbers that an operator computes with, that of its own making among them."""
+    kinds = (int, float) if name.removesuffix("_") in ARITHMETIC else float
+    given = [float(value) for value in values if isinstance(value, kinds) and not isinstance(value, bool)]
+    makes_own = name.startswith(ATTENTION) and scale is None
+    return [*given, args[0].shape[-1] ** -0.5] if makes_own else given
+
+
 def _flat(values: tuple[Any, ...]) -> list[Any]:
     """What an operator is given or gives: values, and lists of them."""
     return [entry for value in values for entry in (value if isinstance(value, (list, tuple)) else (value,))]
@@ -288,4 +306,4 @@ def run(
         output = example.copied()(model)
     found = tensors_within(output)
     floating = [tensor.is_floating_point() or tensor.is_complex() for tensor in found]
-    return Outcome([real(tensor).double() for tensor in found], record.steps, floating)
+    return Outcome([real(tensor).double() for tensor in found], record.steps, floating, record.factors)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice, zip_longest
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from secateur.channels.copies import copy_with
 from secateur.channels.example import Calls, Example, in_precision
+from secateur.channels.gaps import ROUNDING, Gap, gaps_between, gaps_of_sums
 from secateur.channels.groups import ChannelGraph, ChannelGroup
 from secateur.channels.guard import STATISTICS, check_example, check_module, explain
 from secateur.channels.plan import Plan
@@ -27,18 +27,8 @@ LARGE, COSTLY = 150_000_000, 20_000_000_000
 """Networks with more parameters, or more MACs for the example, are compared in single precision."""
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Largest relative difference that counts as rounding, by the precision of the comparison."""
-NUDGES, ROUNDING = 4, 10
-"""How often to measure what rounding does to a result that differs, and by which factor rounding may exceed it."""
-
-
-class Gap(NamedTuple):
-    """How far two tensors are apart."""
-
-    absolute: float
-    relative: float
-    """To the largest value."""
-    moved: float = 0.0
-    """How far rounding alone moves the first."""
+NUDGES = 4
+"""How often to measure what rounding does to a result that differs."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +230,7 @@ def _differences(
         alike = [each.outputs for each in tried if not _choose_otherwise(expected, each)]
         found = gaps_between(expected.outputs, got.outputs, 0.01 / tolerance, alike)
         led = [each.sums([n for n in _until_they_part(expected, each) if n in places]) for each in tried]
-        steps = gaps_of_sums(ours, theirs, led)
+        steps = [*gaps_of_sums(ours, theirs, led), *_gaps_of_factors(expected, got, tried)]
         if not _may_be_rounding([*(found or []), *steps], tolerance) or (more := next(nudged, None)) is None:
             break
         tried.append(more)
@@ -255,6 +245,16 @@ def _differences(
     if counts[1] > counts[0] and not _choose_otherwise(expected, got):
         raise NotEquivalent("the shrunk network computes more products", got=counts[1], wanted=counts[0])
     return [*found, *steps], ours if expected.blind else expected.outputs, expected.blind
+
+
+def _gaps_of_factors(expected: Outcome, got: Outcome, nudged: Sequence[Outcome]) -> list[Gap]:
+    """Of the numbers that two passes compute with; none where they run other operators."""
+    names = [[name for name, _ in each.factors] for each in (expected, got)]
+    if names[0] != names[1]:
+        return []
+    alike = (each for each in (expected, got, *nudged) if len(each.factors) == len(names[0]))
+    ours, theirs, *led = ([torch.tensor([number]).double() for _, number in each.factors] for each in alike)
+    return gaps_of_sums(ours, theirs, led)
 
 
 def masked_copy(model: nn.Module, plan: Plan, precision: torch.dtype) -> nn.Module:
@@ -352,47 +352,3 @@ def _until_they_part(expected: Outcome, got: Outcome) -> list[int]:
         if isinstance(a, Choice) and comparable and a != b:
             break
     return places
-
-
-def gaps_between(
-    expected: Sequence[Tensor], got: Sequence[Tensor], hiding: float = math.inf, nudged: Sequence[Sequence[Tensor]] = ()
-) -> list[Gap] | None:
-    """For each tensor the largest absolute difference, also relative to its largest value; None for other shapes.
-
-    hiding: values in common that are so many times larger than what differs, as -1e9 at places that do not count, are
-    left out: a difference could hide behind them.
-    nudged: the expected ones with parameters moved by rounding. What this moves as far tells nothing, such as what is
-    left of sums that cancel, and is left out.
-    """
-    if [t.shape for t in got] != [t.shape for t in expected]:
-        return None
-    gaps = []
-    for a, b, *others in zip_longest(expected, got, *(each[: len(expected)] for each in nudged)):
-        differ = (a != b) & ~(a.isnan() & b.isnan())
-        if bool(differ.any()):
-            gap = float((a - b)[differ].abs().nan_to_num(float("inf"), float("inf")).max())
-            alike = [c for c in others if c is not None and c.shape == a.shape]
-            moved = max((float((a - c).abs().nan_to_num(0, 0, 0).max()) for c in alike), default=0.0)
-            if gap <= ROUNDING * moved:
-                continue
-            size = a.abs().nan_to_num(0, 0, 0)
-            hides = ~differ & (size > hiding * size[differ].max())
-            gaps.append(Gap(gap, gap / max(float(size[~hides].max()), 1e-30), moved))
-    return gaps
-
-
-def gaps_of_sums(expected: Sequence[Tensor], got: Sequence[Tensor], nudged: Sequence[Sequence[Tensor]]) -> list[Gap]:
-    """The same for many sums of steps at once."""
-    if not expected:
-        return []
-    a, b = torch.stack([*expected]), torch.stack([*got])
-    differ = (a != b) & ~(a.isnan() & b.isnan())
-    gaps = torch.where(differ, (a - b).abs().nan_to_num(float("inf"), float("inf")), 0).amax(1)
-    moved = torch.zeros_like(gaps)
-    for c in (torch.stack([*each[: len(a)]]) for each in nudged if each):
-        apart = (a[: len(c)] - c).abs().nan_to_num(0, 0, 0).amax(1)
-        moved[: len(c)] = torch.maximum(moved[: len(c)], apart)
-    sizes = a.abs().nan_to_num(0, 0, 0).amax(1).clamp_min(1e-30)
-    large = differ.any(1) & (gaps > ROUNDING * moved)
-    columns = gaps[large].tolist(), (gaps / sizes)[large].tolist(), moved[large].tolist()
-    return [Gap(*values) for values in zip(*columns, strict=True)]

@@ -23,8 +23,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten_with_path
 
 from secateur.channels.example import Example, tensors_within
+from secateur.channels.gaps import gaps_between
 from secateur.channels.shrink import copy_model, tensors_of
-from secateur.channels.verify import gaps_between
 from secateur.errors import InvalidModel, NotEquivalent, SecateurError
 from secateur.extras import import_extra
 from secateur.files import write_atomic, write_tensors
