@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -37,9 +38,9 @@ class Evidence:
         """The main number before and after."""
         return main_of(self.data["before"]["metrics"]), main_of(self.data["after"]["metrics"])
 
-    def left(self, what: str) -> float:
-        """The share of MACs or parameters that is left."""
-        return self.data["after"][what] / self.data["before"][what]
+    def left(self, what: str, whole: Evidence | None = None) -> float:
+        """The share of MACs or parameters that is left, of those that this run or `whole` began with."""
+        return self.data["after"][what] / (whole or self).data["before"][what]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.data["trajectory"] if event["event"] == kind]
@@ -81,8 +82,8 @@ def keep(run: Path, group: str | None) -> Path:
         # What the recipe says by now, which may change.
         recipe = find_recipe(order["recipe"])
         order |= {name: getattr(recipe, name) for name in ("batch_size", "erase") if order[name] is None}
-    for key in ("data", "weights"):
-        if order[key] is not None:
+    for key in ("data", "weights", "teacher"):
+        if order.get(key) is not None:
             order[key] = Path(order[key]).name
     events = read_json_lines(run / "result" / "history.jsonl")
     data["engine"] = read_json(run / "config.json")["engine"]
@@ -114,9 +115,10 @@ def accuracy(runs: list[Evidence]) -> list[str]:
     return [before, spread([run.metrics[1] for run in runs]), str(len(runs))]
 
 
-def cost(runs: list[Evidence]) -> list[str]:
-    """The relative changes of MACs and parameters, in the mean."""
-    return [f"{mean(run.left(what) for run in runs) - 1:+.1%}" for what in ("macs", "params")]
+def cost(runs: Sequence[Evidence], whole: Evidence | None = None) -> list[str]:
+    """The relative changes of MACs and parameters, in the mean; against those that `whole` began with, or each run."""
+    left = [[run.left(what, whole) for run in runs] for what in ("macs", "params")]
+    return [f"{mean(shares) - 1:+.1%}" for shares in left]
 
 
 def main() -> None:
