@@ -19,9 +19,14 @@ from secateur.files import UNFINISHED
 from secateur.results.network import open_network
 from secateur.results.summary import summarize
 
+LATENCY = {"before": 0.002, "after": 0.001, "spread": 0.1, "batch": 1, "device": "CPU", "how": "torch, float32"}
 
-def test_what_is_saved_can_be_loaded_as_the_card_says(result: secateur.Result, tmp_path: Path) -> None:
-    folder = secateur.save(result, tmp_path / "new" / "result")
+
+@pytest.mark.parametrize("about", [{}, {"latency": LATENCY}], ids=["untimed", "timed"])
+def test_what_is_saved_can_be_loaded_as_the_card_says(
+    result: secateur.Result, tmp_path: Path, about: dict[str, Any]
+) -> None:
+    folder = secateur.save(result, tmp_path / "new" / "result", **about)
     files = {"card.md", "history.jsonl", "model.safetensors", "plan.json", "summary.json"}
     assert {path.name for path in folder.iterdir()} == files
     code = re.search(r"```python\n(.*?)```", (folder / "card.md").read_text(), re.DOTALL)

@@ -73,9 +73,9 @@ def card(result: Result, about: dict[str, Any]) -> str:
     settings = json.dumps(result.settings.to_dict(), indent=2, default=list)
     network = about.get("network")
     is_ours = network is not None and is_known(network["name"])
-    how = "secateur.load(folder)"
+    call = "secateur.load(folder)"
     if not is_ours:
-        how = "secateur.load(folder, build=build)  # build() makes the network as it was before pruning"
+        call = "secateur.load(folder, build=build)  # build() makes the network as it was before pruning"
     whose = f", {network['name']}" if network is not None else ""
     known = {name: digits(value) for name, value in result.metrics_before.items()}
     metrics = "".join(f"| {name} | {known.get(name, '-')} | {digits(v)} | |\n" for name, v in result.metrics.items())
@@ -83,8 +83,8 @@ def card(result: Result, about: dict[str, Any]) -> str:
     latency = ""
     if taken is not None:
         before, after = taken["before"], taken["after"]
-        how = f", {taken['how']}" if "how" in taken else ""
-        where = f"time in ms ({taken['device']}{how}, batch {taken['batch']})"
+        runtime = f", {taken['how']}" if "how" in taken else ""
+        where = f"time in ms ({taken['device']}{runtime}, batch {taken['batch']})"
         latency = f"| {where} | {1000 * before:.2f} | {1000 * after:.2f} | {after / before:.1%} |\n"
     checked = f"The cut was checked: {result.verification}.\n\n" if result.verification is not None else ""
     told = "\ntold = secateur.results.load.about(folder)  # told.classes, told.preprocessing" if _inputs(about) else ""
@@ -103,7 +103,7 @@ MACs are multiply-adds of convolutions, linear layers and other matrix products,
 ```python
 import secateur
 
-model = {how}{told}
+model = {call}{told}
 ```
 
 Settings:
