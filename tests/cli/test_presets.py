@@ -4,12 +4,14 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import doing
 import pytest
 
 from secateur import TickTock
+from secateur.cli.command import _what_next
 from secateur.cli.options import pruning_of
 from secateur.recipes.paper import find_recipe
 
@@ -63,6 +65,21 @@ def test_a_search_for_the_smallest_and_going_on_with_it(secateur: Call, tmp_path
     assert status == 0, told
     assert saved in again
     assert sorted(path.name for path in out.glob("keep-*")) == tried
+
+
+def test_a_search_that_cannot_start_leaves_no_folder_behind(secateur: Call, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    given = ["tiny_job:choosing", "--target-accuracy", 1, "--weights", tmp_path / "missing.pth", *ON_CPU]
+    assert secateur("prune", *given, "--out", out)[0] == 2
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "search.json"])
+def test_what_has_begun_can_be_resumed(tmp_path: Path, name: str) -> None:
+    command = SimpleNamespace(output=SimpleNamespace(out=tmp_path))
+    assert _what_next(command) == "Nothing was saved"
+    (tmp_path / name).touch()
+    assert _what_next(command) == f"Resume it: secateur resume {tmp_path}"
 
 
 @pytest.mark.parametrize(

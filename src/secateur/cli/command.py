@@ -146,8 +146,10 @@ def _what_next(command: Any) -> str:
     """What to do after an end without a checkpoint at that moment."""
     if hasattr(command, "what_next"):
         return command.what_next()
+    from secateur.cli.options import BEGUN
+
     folder = getattr(command.output, "out", getattr(command, "folder", None))
-    if folder is not None and (folder / "config.json").is_file():
+    if folder is not None and any((folder / name).is_file() for name in BEGUN):
         return f"Resume it: secateur resume {shlex.quote(str(folder))}"
     return "Nothing was saved"
 

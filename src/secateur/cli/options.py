@@ -38,7 +38,7 @@ class Source:
     """Images in a batch, instead of the recipe's number."""
 
     image_size: int | None = None
-    """Pixels a side that the network sees, for your own photographs."""
+    """Height and width of the network's input, in pixels, for your own photographs."""
 
     in_memory: Switch = False
     """Decode photographs once, and keep them on the device: 12,000 of 176x235 pixels take 1.5 GB."""
@@ -105,13 +105,17 @@ class RunOutput(Output):
     """Where the run trains, and what it prints."""
 
     device: str = "auto"
-    """Where to train: cpu, cuda, cuda:1; auto takes CUDA if there is."""
+    """Where to train: cpu, cuda, cuda:1; auto uses CUDA if available."""
 
     quiet: Switch = False
     """Print no progress."""
 
     tensorboard: Switch = False
     """Also write the numbers for TensorBoard, into the folder of the run."""
+
+
+BEGUN = "config.json", "search.json"
+"""In a folder where a run, or a search for a budget, has begun."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +129,7 @@ class NewRunOutput(RunOutput):
         """Raise if there is something in the way."""
         if self.out.is_file():
             raise InvalidSetting(f"{self.out} is a file", remedy="Name a folder: --out FOLDER")
-        if any((self.out / name).exists() for name in ("config.json", "search.json")):
+        if any((self.out / name).exists() for name in BEGUN):
             remedy = f"Resume it: secateur resume {self.out}; or name another folder: --out FOLDER"
             raise InvalidSetting(f"{self.out} holds a run already", remedy=remedy)
 
@@ -167,7 +171,7 @@ def check_folder(order: Order) -> None:
     if order.data is None and not order.is_own:
         dataset = find_dataset(find_recipe(order.recipe).data)
         if dataset.folder:
-            raise InvalidSetting(f"{dataset.summary} is read from a folder", remedy="Name it: --data FOLDER")
+            raise InvalidSetting(f"no folder is named for {dataset.summary}", remedy="Name it: --data FOLDER")
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,21 +21,19 @@ SEARCH = "search.json"
 
 
 def start_search(config: RunConfig, target: float, out: Path, output: RunOutput) -> str:
-    """Begin a search, or go on with it; what the command prints in the end."""
+    """Begin or resume a search; what the command prints in the end."""
     import torch
 
     from secateur.recipes.jobs import build
     from secateur.recipes.work import smaller
-    from secateur.runs.search import name_of, search
+    from secateur.runs.search import FIRST, name_of, search
+    from secateur.training.checkpoint import as_it_was
     from secateur.training.distributed import join, leave
 
     world = join()
     if config.order.is_own and build(config.order, config.settings.seed, torch.device("cpu")).task.held_out is None:
         what = f"the task of {config.order.recipe} has no images to choose by"
         raise InvalidSetting(what, remedy="Hold some out: classification(train, test, held_out=...)")
-    if world.leads:
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomic(out / SEARCH, to_json({"target_accuracy": target}))
 
     def attempt(share: float, since: float | None) -> Result:
         source = out / name_of(since) if since is not None else None
@@ -44,11 +43,16 @@ def start_search(config: RunConfig, target: float, out: Path, output: RunOutput)
         if world.leads and not output.quiet:
             print(line, file=sys.stderr, flush=True)
 
-    try:
-        share, result = search(attempt, target, say)
-    except Interrupted as error:
-        error.remedy = f"Resume it: secateur resume {shlex.quote(str(out))}"
-        raise
+    begins = f"{name_of(FIRST)}/config.json"
+    with as_it_was(out, SEARCH, config=begins) if world.leads else nullcontext():
+        if world.leads:
+            out.mkdir(parents=True, exist_ok=True)
+            write_atomic(out / SEARCH, to_json({"target_accuracy": target}))
+        try:
+            share, result = search(attempt, target, say)
+        except Interrupted as error:
+            error.remedy = f"Resume it: secateur resume {shlex.quote(str(out))}"
+            raise
     leave()
     if not world.leads:
         return ""
@@ -61,7 +65,7 @@ def start_search(config: RunConfig, target: float, out: Path, output: RunOutput)
 
 
 def resume_search(out: Path, output: RunOutput) -> str:
-    """Go on with a search that was stopped."""
+    """Resume a search that was stopped."""
     from secateur.recipes.work import read_run
     from secateur.runs.search import FIRST, name_of
 

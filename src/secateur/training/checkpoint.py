@@ -234,21 +234,21 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def as_it_was(path: Path, *names: str) -> Iterator[None]:
-    """If a start fails, leave the folder as it was, unless a run has begun there, which then has a config.json.
+def as_it_was(path: Path, *names: str, config: str = "config.json") -> Iterator[None]:
+    """If a start fails, leave the folder as it was, unless a run has begun there, which then has its config.
 
     names: the files that the start may put there, beside those of a `RunFolder`.
     """
-    config = path / "config.json"
+    begins = path / config
     new = [file for name in (".lock", "events.jsonl", *names) if not (file := path / name).exists()]
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    begun = config.exists()
+    begun = begins.exists()
     try:
         yield
     except RunInUse:
         raise  # what is there is another's
     except BaseException:
-        if config.exists() == begun:
+        if begins.exists() == begun:
             with suppress(OSError):  # the path is a file's, or somebody else has put something there
                 for file in new:
                     file.unlink(missing_ok=True)
