@@ -161,7 +161,6 @@ def test_a_run_that_cannot_start_leaves_no_folder_behind(tmp_path: Path) -> None
             net, example, task, engine=secateur.Engine(precision="bf16"), continue_from=tmp_path / "a", **given
         )
     assert "precision" in str(caught.value.got)
-    assert not (tmp_path / "b" / "config.json").exists()
-    assert not list((tmp_path / "b").glob("*.safetensors"))
+    assert not (tmp_path / "b").exists()
     result = secateur.prune(net, example, task, continue_from=tmp_path / "a", **given)
     assert result.after.macs <= 0.5 * result.before.macs

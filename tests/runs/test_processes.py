@@ -18,7 +18,7 @@ import many
 import pytest
 import torch
 from filelock import FileLock
-from many import CASES, EVEN, NAN_AT, at_call, by_parts, outcome, run_of
+from many import CASES, CONTINUED, EVEN, NAN_AT, at_call, by_parts, outcome, run_of
 from small import Net, batches, finished, make_run, prepared, quick, same
 from torch import Tensor, nn
 
@@ -82,7 +82,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder.mkdir()
             lose_one(folder)
             launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-            command = [*launch, many.__file__, str(folder), *CASES]
+            command = [*launch, many.__file__, str(folder), *CASES, CONTINUED]
             environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
             subprocess.run(command, env=environment, check=True, timeout=LIMIT)
     return folder
@@ -134,6 +134,13 @@ def test_a_run_that_lost_a_process_is_resumed_to_the_last_bit_and_only_the_first
     assert resumed[1]["writes"] == []
     events = (done / "written" / "events.jsonl").read_text().splitlines()
     assert len(events) == len(whole[0]["names"]) - 1
+
+
+def test_both_continue_from_another_run(done: Path) -> None:
+    one, other = results(done, CONTINUED)
+    assert torch.equal(one["kept"], other["kept"])
+    assert same(one["state"], other["state"])
+    assert not one["kept"].all()
 
 
 def test_a_loss_that_is_not_finite_in_one_process_ends_both(done: Path, tmp_path: Path) -> None:

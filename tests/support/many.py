@@ -18,6 +18,7 @@ from small import CLASSES, Net, batches, graph_of, make_run, quick
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import secateur
 import secateur.runs.run
 from secateur import Engine, Task, classification
 from secateur.data.arrays import Arrays
@@ -82,6 +83,7 @@ CASES: dict[str, tuple[type[nn.Module], Callable[[], Any], dict[str, Any]]] = {
     "stopped": (Net, lambda: arrays(EVEN), {}),
 }
 NAN_AT = 4
+CONTINUED = "continued"
 
 
 def run_of(case: str, folder: Path | None = None, change: Callable[[Task], Task] = lambda task: task) -> Run:
@@ -199,11 +201,26 @@ def note_writes(folder: Path) -> list[str]:
     return noted
 
 
+def continued(folder: Path) -> dict[str, Any]:
+    """A run of all processes, from the end of another one's pruning."""
+    task = classification(arrays(EVEN))
+    given = {"graph": graph_of(Net), "min_ratio": 0.0, "tick_removes": 0.2, "finetune_epochs": 1, "repair": 0}
+    for share, name, source in ((0.8, "first", None), (0.6, "second", folder / "first")):
+        torch.manual_seed(0)
+        result = secateur.prune(
+            Net().double(), batches(1)[0][0], task, keep_macs=share, folder=folder / name, continue_from=source, **given
+        )
+    return {"kept": result.plan.kept, "state": dict(result.model.state_dict())}
+
+
 def main(folder: Path, cases: list[str]) -> None:
     world = join()
     record.PATIENCE = 0
     secateur.runs.run.LOOK_EVERY = 4
     for case in cases:
+        if case == CONTINUED:
+            torch.save(continued(folder / case), folder / f"{case}-{world.rank}.pt")
+            continue
         place = folder / case if case in ("written", "nan", "stopped") else None
         writes = note_writes(place) if place is not None else []
         run = run_of(case, place, trouble(case, world))

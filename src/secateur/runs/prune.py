@@ -25,6 +25,7 @@ from secateur.runs.record import continued
 from secateur.runs.run import Progress, Run
 from secateur.runs.settings import Preset, TickTock
 from secateur.runs.ticktock import PruningPhase
+from secateur.training.distributed import World
 from secateur.training.engine import Engine
 from secateur.training.settings import Training
 from secateur.training.task import Task
@@ -77,11 +78,12 @@ def prune(
     if continue_from is not None:
         if folder is None:
             raise InvalidSetting("continue_from needs a folder for the new run")
-        if not (Path(folder) / "config.json").exists():
+        if World.current().leads and not (Path(folder) / "config.json").exists():
             start = continued(continue_from, folder, settings)
     phases = pruning_phases(settings, latency)
     whole = Plan(graph, graph.all_kept())
     with start:
+        World.current().wait()
         run = Run(settings, phases, model, whole, task, engine=engine, folder=folder, progress=say)
     if progress is not None and not run.history:
         say(forecast(run))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from secateur.channels.guard import check_extra_state
 from secateur.channels.shrink import tensors_of
-from secateur.errors import InvalidData, InvalidSetting
+from secateur.errors import InvalidData, InvalidSetting, RunInUse
 from secateur.files import serialize, write_atomic, write_synced
 from secateur.models.weights import load_weights_
 from secateur.runs.events import Event, Finished, from_dict
@@ -201,7 +201,7 @@ def continue_run(source: str | Path, target: str | Path, settings: TickTock) -> 
         raise InvalidSetting(f"{source} was pruned with other settings", got=f"another {', '.join(other)}")
     if (target / "config.json").exists():
         raise InvalidSetting(f"{target} holds a run already", remedy="Resume that, or choose another folder")
-    files = [*source.glob("*.safetensors"), *source.glob("latency.json"), *source.glob("split.json")]
+    files = _files_of(source)
     with (
         as_it_was(target, *(path.name for path in files)),
         RunFolder(target) as folder,
@@ -225,15 +225,21 @@ def continue_run(source: str | Path, target: str | Path, settings: TickTock) -> 
 def continued(source: str | Path, target: str | Path, settings: Any) -> Iterator[None]:
     """`continue_run`; if the run cannot start then, remove what was put into the folder."""
     source, target = Path(source), Path(target)
-    continue_run(source, target, settings)
-    try:
-        yield
-    except BaseException:
-        (target / "config.json").unlink(missing_ok=True)
-        shutil.rmtree(target / "checkpoints", ignore_errors=True)
-        for file in source.glob("*.safetensors"):
-            (target / file.name).unlink(missing_ok=True)
-        raise
+    with as_it_was(target, *(path.name for path in _files_of(source))):
+        continue_run(source, target, settings)
+        try:
+            yield
+        except RunInUse:
+            raise  # another process has taken it up
+        except BaseException:
+            (target / "config.json").unlink(missing_ok=True)
+            shutil.rmtree(target / "checkpoints", ignore_errors=True)
+            raise
+
+
+def _files_of(source: Path) -> list[Path]:
+    """What a run that continues another needs of it, beside its checkpoint."""
+    return [file for pattern in ("*.safetensors", "latency.json", "split.json") for file in source.glob(pattern)]
 
 
 def _check_smaller(source: Path, settings: TickTock, lines: bytes) -> None:

@@ -17,6 +17,7 @@ from secateur.runs.events import Result
 from secateur.runs.prune import chosen, prune
 from secateur.runs.run import Progress
 from secateur.runs.settings import Preset, TickTock
+from secateur.training.distributed import World
 from secateur.training.engine import Engine
 from secateur.training.task import HOLD_OUT, Task, check_task
 
@@ -48,7 +49,7 @@ def prune_to(
     good enough and the first that is not.
 
     accuracy: what the first number of the task's `held_out` must be at least, as 98.0 for percent.
-    folder: where the runs live, each in a folder of its own; the same call goes on with what was stopped there.
+    folder: where the runs live, each in a folder of its own; the same call resumes what was stopped there.
     The other arguments are those of `prune`.
     """
     if check_task(task).held_out is None:
@@ -57,7 +58,7 @@ def prune_to(
     settings = chosen(preset, settings, {**values, "keep_macs": FIRST})
     graph = analyze(model, example, ignore=ignore, inexact=inexact, progress=progress or (lambda step: None))
     with TemporaryDirectory() as temporary:
-        root = Path(folder) if folder is not None else Path(temporary)
+        root = Path(folder) if folder is not None else Path(World.current().tell(temporary))
 
         def attempt(share: float, since: float | None) -> Result:
             return prune(
