@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from secateur import Engine, Event, InvalidData, InvalidSetting, Result, Task, a
 from secateur.errors import Interrupted
 from secateur.runs import record
 from secateur.runs.events import FineTune, Tick, Train
+from secateur.runs.run import Run
 from secateur.training.checkpoint import RunFolder
 
 RICH: dict[str, Any] = {"tick_data": 0.7, "ema": 0.5, "distill": 0.5, "tick_removes": 0.15, "repair": 12}
@@ -45,6 +47,18 @@ def assert_same_result(one: Result, other: Result, message: str = "") -> None:
     assert timeless(one.history) == timeless(other.history), message
     assert torch.equal(one.plan.kept, other.plan.kept), message
     assert same(states(one.model), states(other.model)), message
+
+
+def test_steps_between_checkpoints_are_those_of_the_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(accumulate=4, checkpoint_steps=2)
+    net, graph, _ = prepared()
+    task = secateur.classification(batches(13, 4))
+    run = make_run(quick(keep_macs=0.9, finetune_epochs=1), net, graph, task, engine=engine, folder=tmp_path)
+    saved = list[int]()
+    save = Run.save
+    monkeypatch.setattr(Run, "save", lambda run, *given: (saved.append(run.position.step), save(run, *given)))
+    deque(run.events(), maxlen=0)
+    assert set(saved) == {0, 8}
 
 
 class Moments:

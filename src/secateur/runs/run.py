@@ -272,7 +272,8 @@ class Run:
         # A signal finds every process at another step: they ask each other now and then, and stop at the same one.
         asks = not self.world.joined or self.num_steps % LOOK_EVERY == 0
         stopping = self.world.any(self.stopping) if asks else None
-        if self.record is not None and (stopping or step % self.engine.checkpoint_steps == 0):
+        steps = step // self.engine.accumulate
+        if self.record is not None and (stopping or steps % self.engine.checkpoint_steps == 0):
             self.position = self.trainer.position(step)
             self.save()
         elif stopping:
