@@ -31,6 +31,8 @@ def preserved(devices: Sequence[int] = ()) -> Iterator[None]:
             yield
         finally:
             restore_random(before)
+            if "cuda" not in before:
+                torch.cuda.manual_seed_all(torch.initial_seed())  # a seed waits there for the first use of a GPU
 
 
 def seed_all(seed: int) -> None:

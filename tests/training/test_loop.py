@@ -80,6 +80,15 @@ def test_an_epoch_is_what_a_plain_loop_does(engine: Engine) -> None:
     assert len(seen) == math.ceil(5 / engine.accumulate)
 
 
+def test_a_gpu_that_is_used_first_afterwards_gets_the_users_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = list[int]()
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", waiting.append)
+    torch.manual_seed(123)
+    with seeded(7):
+        assert waiting[-1] != 123
+    assert waiting[-1] == 123
+
+
 def test_an_epoch_goes_on_where_another_stopped() -> None:
     def run(stop: int | None) -> tuple[torch.Tensor, float]:
         torch.manual_seed(0)
