@@ -79,6 +79,16 @@ def test_mean_intersection_over_union() -> None:
     )
 
 
+@pytest.mark.parametrize("data", [[], [(torch.rand(2, 3, 4, 4), torch.full((2, 4, 4), 255))]], ids=["none", "ignored"])
+@pytest.mark.parametrize("name", ["test", "held_out"])
+def test_data_without_labels_are_named(name: str, data: list[Any]) -> None:
+    task = segmentation([], **{name: data}, num_classes=3)
+    evaluate = task.evaluate if name == "test" else task.held_out
+    assert evaluate is not None
+    with pytest.raises(InvalidData, match=f"{name} has no labelled images"):
+        evaluate(Fixed())
+
+
 def test_a_map_without_labels_has_no_loss() -> None:
     scores = torch.randn(1, 3, 4, 4, requires_grad=True)
     task = segmentation([], num_classes=3)

@@ -112,7 +112,7 @@ class Best:
     value: float = -math.inf
     epoch: int = 0
     last: float = -math.inf
-    """What the last epoch has got."""
+    """The value after the last epoch."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def see(self, run: Run, epoch: int) -> float:
@@ -127,6 +127,8 @@ class Best:
     @torch.no_grad()
     def restore_(self, run: Run, epochs: int) -> str:
         """Give the network the weights of that epoch; says so."""
+        if not self.epoch:
+            return "the last epoch is kept: the metric of the held-out images was never a number"
         if self.epoch == epochs:
             return f"the last epoch is the best on held-out images: {self.value:.2f}"
         tensors = tensors_of(run.model)
@@ -170,7 +172,7 @@ class TrainPhase(Phase):
             wanted = "0 epochs, or distill=1 to learn from the whole network alone" if self.distills else "0 epochs"
             raise InvalidSetting(what, got=counted(self.schedule.epochs, "epoch"), wanted=wanted)
         if self.distills and self.learning.distill == 1 and _own_teacher(run):
-            remedy = "Name another: --teacher; or let labels count, as with --distill 0.9"
+            remedy = "Name another teacher; or let labels count, as with distill=0.9"
             what = "distill=1 learns from the whole network alone, and that is the one that trains"
             raise InvalidSetting(what, got=1.0, remedy=remedy)
         make_optimizer(run.trained, self.learning)

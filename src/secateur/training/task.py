@@ -21,7 +21,7 @@ Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 IGNORED = -100
 """The label of an image without one in `classification`."""
-HOLD_OUT = "Hold out some of the training images: classification(train, test, held_out=...), or --choose-on 0.1"
+HOLD_OUT = "Hold out some of the training images: classification(train, test, held_out=...); of a recipe, choose_on=0.1"
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def classification(
             total += valid.sum()
             seen = seen + (F.one_hot(labels.flatten().clamp_min(0), logits.shape[1]) * valid.flatten()[:, None]).sum(0)
         if not total:
-            raise InvalidData("the test data are empty", remedy="Pass test=None to skip testing")
+            raise _empty("test" if data is test else "held_out")
         total = float(total)
         if data is test:
             most_frequent = 100 * float(seen.max()) / total
@@ -222,8 +222,8 @@ def segmentation(
             cells = num_classes * labels[valid] + predicted[valid]
             seen = torch.bincount(cells, minlength=num_classes**2)
             counts = seen if counts is None else counts + seen
-        if counts is None:
-            raise InvalidData("the test data are empty", remedy="Pass test=None to skip testing")
+        if counts is None or not counts.any():
+            raise _empty("test" if data is test else "held_out")
         table = counts.reshape(num_classes, num_classes).double()
         hits, union = table.diag(), table.sum(0) + table.sum(1) - table.diag()
         present = union > 0
@@ -241,6 +241,11 @@ def segmentation(
         held_out=partial(evaluate, held_out) if held_out is not None else None,
         gives_scores=True,
     )
+
+
+def _empty(name: str) -> InvalidData:
+    """The error for data without a label that counts."""
+    return InvalidData(f"{name} has no labelled images", remedy=f"Give it some, or pass {name}=None")
 
 
 def unlabelled(train: Iterable[Any], test: Iterable[Any], whole: nn.Module, *, output: Key | None = None) -> Task:
@@ -267,7 +272,7 @@ def unlabelled(train: Iterable[Any], test: Iterable[Any], whole: nn.Module, *, o
             same += (found == answer.to(found.device)).sum()
             total += answer.numel()
         if not total:
-            raise InvalidData("the test data are empty")
+            raise _empty("test")
         return {"agreement": 100 * float(same) / total}
 
     return Task(train, partial(_drawn_loss, output=output), evaluate, labelled=False, output=output)
