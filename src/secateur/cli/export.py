@@ -202,10 +202,10 @@ class Bench:
     """Use the channels-last memory format."""
 
     repetitions: int = 30
-    """Timed passes of each network, by turns, after three to warm up."""
+    """Timed passes of each network, in turn, after three warm-up passes."""
 
     device: str = "auto"
-    """Where: cpu, cuda, cuda:1; auto takes CUDA if there is."""
+    """Where: cpu, cuda, cuda:1; auto uses CUDA if available and the runner can."""
 
     build: str | None = None
     """What makes the whole network, for results of your own code: package.module:callable."""
@@ -213,12 +213,13 @@ class Bench:
     output: Output = field(default_factory=Output)
 
     def run(self) -> str:
-        from secateur.results.bench import bench, table
+        from secateur.results.bench import IN_TORCH, bench, table
 
         if not self.networks:
             remedy = "Name one or several: secateur bench resnet56 runs/pruned"
             raise InvalidSetting("no network is named", remedy=remedy)
         shape = parse_shape(self.input)
+        elsewhere = self.device == "auto" and self.runner not in IN_TORCH
         with waiting("timing") as say:
             timings, place = bench(
                 self.networks,
@@ -228,7 +229,7 @@ class Bench:
                 precision=self.precision,
                 channels_last=self.channels_last,
                 repetitions=self.repetitions,
-                device=find_device(self.device),
+                device=find_device("cpu" if elsewhere else self.device),
                 build=self.build,
                 say=say,
             )

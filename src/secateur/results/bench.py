@@ -25,6 +25,8 @@ from secateur.results.summary import device_name
 from secateur.timing import captured, time_in_turn
 
 Runner = Literal["eager", "captured", "compiled", "onnxruntime", "onnxruntime-int8", "openvino", "ncnn", "executorch"]
+IN_TORCH = "eager", "captured", "compiled"
+"""Runners that can use a GPU, and any precision."""
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MOST = 10**6
 """Images at a time, and repetitions: more is a mistake."""
@@ -109,7 +111,7 @@ def bench(
 def runner(model: nn.Module, example: Any, how: Runner) -> Callable[[], object]:
     """A function that runs one forward pass in that way."""
     call = Example.of(example)
-    if how not in ("eager", "captured", "compiled"):
+    if how not in IN_TORCH:
         return _in_runtime(model, call, how)
     device = call.tensors[0].device
     if how == "captured" and device.type != "cuda":
@@ -130,7 +132,9 @@ def _in_runtime(model: nn.Module, call: Example, how: Runner) -> Callable[[], ob
     from secateur.results.quantize import export_roughly_int8
 
     if any(t.device.type != "cpu" or t.dtype in (torch.bfloat16, torch.float16) for t in call.tensors):
-        raise InvalidSetting(f"{how} is timed in another way", wanted="device cpu and precision fp32")
+        got = f"{call.tensors[0].device}, {call.tensors[0].dtype}".replace("torch.", "")
+        remedy = "Choose the device cpu and the precision fp32"
+        raise InvalidSetting(f"{how} runs on a CPU in single precision here", got=got, remedy=remedy)
     write, read = {
         "onnxruntime": (export_onnx, open_onnx),
         "onnxruntime-int8": (export_roughly_int8, open_onnx),
