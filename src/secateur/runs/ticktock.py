@@ -88,13 +88,14 @@ class PruningPhase(Phase):
         settings, pruner = self.settings, run.pruner
         assert pruner is not None
         self.pruner, self.gates = pruner, pruner.gates
-        if settings.limits.multiple_of == "auto" and (multiple := pruner.limits.multiple) > 1:
+        resumed = any(isinstance(event, Tick | Tock) for event in run.history)
+        if not resumed and settings.limits.multiple_of == "auto" and (multiple := pruner.limits.multiple) > 1:
             where = "a GPU" if run.trainer.device.type == "cuda" else "this CPU"
             run.progress(
                 f"widths are kept at multiples of {multiple}, which is faster on {where}; multiple_of=1 for any"
             )
         timed = settings.budget.counts == "latency"
-        if run.trainer.device.type == "cuda" and run.world.leads and not timed and not self.ticks + self.tocks:
+        if run.trainer.device.type == "cuda" and run.world.leads and not timed and not resumed:
             self._warn_if_slower(run)
         on_cpu = run.trainer.device.type == "cpu"
         self.cut_at_once = settings.cut == "now" or (settings.cut == "auto" and on_cpu)
