@@ -1,5 +1,6 @@
 """Presets, what a task does not allow of them, the best epoch, and pruning to an accuracy."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,7 +119,7 @@ def test_batches_that_repair_cannot_read_are_said_and_left_out() -> None:
 
 def test_what_a_run_does_without_training_is_not_timed() -> None:
     run = make_run(quick().without_training(), *prepared())
-    assert forecast(run).startswith("to do: about 14 Ticks with repair")
+    assert forecast(run).startswith("to do: at most about 14 Ticks with repair")
     assert "epoch" not in forecast(run)
 
 
@@ -144,6 +145,15 @@ def test_the_best_epoch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "kept epoch 2 of 4: 70.00 on held-out images, 70.00 after the last" in said
     held = [event.metrics["held_out"] for event in result.history if isinstance(event, FineTune)]
     assert held == [50.0, 70.0, 60.0, 70.0]
+
+
+def test_the_last_epoch_is_kept_where_no_value_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Task, "chosen_by", lambda task, model: math.nan)
+    net, graph, _ = prepared()
+    said = list[Any]()
+    settings = quick(finetune_epochs=2, best_epoch=True, keep_macs=0.9)
+    finished(settings, net, graph, choosing(), progress=said.append)
+    assert any(isinstance(line, str) and line.startswith("the last epoch is kept") for line in said)
 
 
 def test_there_must_be_something_to_choose_by() -> None:

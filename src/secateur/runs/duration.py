@@ -29,10 +29,11 @@ def forecast(run: Run) -> str:
     """What the run will do, and how long an epoch and all training takes, in words."""
     epochs = sum(epochs_of(phase, run) for phase in run.phases)
     what = f"to do: {', '.join(part for phase in run.phases for part in parts_of(phase, run)) or 'nothing'}"
+    at_most = "at most " if any(may_end_sooner(phase) for phase in run.phases) else ""
     if run.world.size > 1 or not any(trains(phase) for phase in run.phases):
         return what
     epoch = run.num_batches * seconds_of_batch(run)
-    times = f"An epoch trains in about {duration(epoch)}, all of it in {duration(epochs * epoch)}"
+    times = f"An epoch trains in about {duration(epoch)}, all of it in {at_most}{duration(epochs * epoch)}"
     return f"{what}. {times}; tests come on top"
 
 
@@ -47,8 +48,14 @@ def parts_of(phase: Phase, run: Run) -> list[str]:
     ticks = num_ticks(settings)
     tocks, repair = num_tocks(settings, ticks), " with repair" if settings.repair else ""
     length = settings.tocks.length(run.num_batches)
-    said = [f"{'' if ticks == 1 else 'about '}{counted(ticks, 'Tick')}{repair}"]
+    about = "" if ticks == 1 else "at most about " if may_end_sooner(phase) else "about "
+    said = [f"{about}{counted(ticks, 'Tick')}{repair}"]
     return [*said, f"{counted(tocks, 'Tock')} of {counted(length, 'epoch')}"] if tocks else said
+
+
+def may_end_sooner(phase: Phase) -> bool:
+    """Whether Ticks take away more of the budget than their share of the filters, since they rank by what it counts."""
+    return isinstance(phase, PruningPhase) and phase.settings.ranking != "score" and num_ticks(phase.settings) > 1
 
 
 def trains(phase: Phase) -> bool:
