@@ -25,7 +25,7 @@ from secateur.results.load import about
 from secateur.results.predict import predict
 from secateur.runs.events import Event, FineTune, Start, Tick, Train
 
-NETWORK = "torchvision:shufflenet_v2_x0_5"
+NETWORK = "timm:test_resnet"
 TRAINING = Training.of(epochs=1, lr=0.01)
 PRUNING = TickTock.of(keep_macs=0.8, tick_removes=0.2, tock_every=0, finetune_epochs=1)
 
@@ -75,7 +75,7 @@ def test_a_network_of_other_classes_is_trained(photos: Path, pretrained: Path, t
     head = {"fc.weight", "fc.bias"}
     assert given.keys() == begun.keys()
     assert {name for name in begun if not torch.equal(begun[name], given[name])} == head
-    assert begun["fc.weight"].shape == (3, 1024)
+    assert begun["fc.weight"].shape == (3, 96)
     assert result.model(torch.randn(1, 3, 32, 32)).shape == (1, 3)
     assert summary(tmp_path / "run")["new_head"] == {"layer": "fc", "classes": 3, "before": 10}
 
@@ -118,7 +118,7 @@ def test_nothing_is_made_anew_where_nothing_trains(photos: Path, pretrained: Pat
     order = order_of(photos, pretrained)
     with pytest.raises(InvalidSetting, match=r"without training.*fc is made anew.*secateur train"):
         do(order, PRUNING.without_training(), tmp_path / "run")
-    with pytest.raises(InvalidData, match="got 10x1024, wanted 3x1024"):
+    with pytest.raises(InvalidData, match="got 10x96, wanted 3x96"):
         open_network(order, CPU)
     with pytest.raises(InvalidSetting, match="repair does not train"):
         repair_network(order, None, tmp_path / "repaired", CPU)
@@ -236,7 +236,8 @@ def test_predictions_are_those_of_the_test(photos: Path, pretrained: Path, tmp_p
         best = [next(iter(each.probabilities[network])) for each in found]
         right = sum(name.startswith(f"{answer}/") for name, answer in zip(test, best, strict=True))
         assert 100 * right / len(test) == pytest.approx(metrics["accuracy"])
-    assert about(run).preprocessing == Preprocessing(resize=37, crop=32)
+    half = (0.5, 0.5, 0.5)  # what the network says of itself
+    assert about(run).preprocessing == Preprocessing(resize=37, crop=32, mean=half, std=half)
 
 
 def test_a_network_of_timm_brings_its_own_normalization(photos: Path) -> None:
