@@ -1,5 +1,6 @@
 """Files that appear whole or not at all, and JSON that anybody may have written."""
 
+import errno
 import math
 import os
 from collections.abc import Callable
@@ -77,6 +78,12 @@ def test_json_that_cannot_be_read(data: bytes | None, tmp_path: Path) -> None:
     path.write_bytes(b"3\n")
     with pytest.raises(InvalidData):
         read_json_lines(path)
+
+
+def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidData) as caught:
+        read_json(tmp_path / "file.json")
+    assert caught.value.got == os.strerror(errno.ENOENT)
 
 
 @pytest.mark.parametrize(("read", "largest"), [(read_json, files.LARGEST), (read_json_lines, files.LARGEST_LINES)])

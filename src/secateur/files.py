@@ -174,7 +174,7 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
             raise OSError(f"{size:,} bytes, more than {largest:,}")
         return path.read_bytes()
     except OSError as error:
-        raise InvalidData(f"{path} cannot be read", got=error) from error
+        raise InvalidData(f"{path} cannot be read", got=reason(error)) from error
 
 
 def to_json(data: Any, indent: int | None = None) -> str:

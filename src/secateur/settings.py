@@ -1,7 +1,7 @@
 """Settings are data: frozen groups of fields, checked when they are made. No torch.
 
 A settings class may hold groups, each with a prefix. Files and the command line know every field by one flat name, the
-prefix and the field's own name: `TickTock.tick.removes` is `tick_removes`.
+prefix and the field's own name: `TickTock.ticks.removes` is `tick_removes`.
 """
 
 from __future__ import annotations

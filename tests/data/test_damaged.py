@@ -34,7 +34,7 @@ DATASETS: dict[str, tuple[Any, Callable[[Path], object], Any]] = {
     "class_folders": (CLASS_FOLDERS, lambda folder: write_class_folders(folder, per_class=1), class_folders),
     "imagenet": (IMAGENET, lambda folder: write_imagenet(folder, devkit=True), imagenet),
     "tiny_imagenet": (TINY_IMAGENET, write_tiny_imagenet, tiny_imagenet),
-    "cub200": (CUB200, write_cub200, lambda folder: cub200(folder, boxes=True)),
+    "cub200": (CUB200, write_cub200, cub200),
     "pets": (PETS, lambda folder: write_pets(folder, 1, 2), pets),
     "pets_segmentation": (PETS, lambda folder: write_pets(folder, 1, 2), lambda f: pets_segmentation(f, size=8)),
     "camvid": (CAMVID, lambda folder: write_camvid(folder, 2), camvid),
@@ -115,7 +115,7 @@ CASES: list[tuple[Any, ...]] = [
     ("tiny_imagenet", ANNOTATIONS, "C:\\x.JPEG n02124075 0 0 1 1\n", "x.JPEG'"),
     ("tiny_imagenet", ANNOTATIONS, b"\xff\xfe\x00", "bytes"),
     *(("cub200", f"{CUB}{file}.txt", "\n", EMPTY) for file in ("images", "image_class_labels", "classes")),
-    *(("cub200", f"{CUB}{file}.txt", None, MISSING) for file in ("images", "train_test_split", "bounding_boxes")),
+    *(("cub200", f"{CUB}{file}.txt", None, MISSING) for file in ("images", "train_test_split")),
     ("cub200", f"{CUB}images.txt", [f"{ONE}\n{ONE}"], "two lines for one image"),
     ("cub200", f"{CUB}images.txt", ["1"], "'1' in line 1"),
     ("cub200", f"{CUB}images.txt", ["one 001.Bird_0/Bird_0_0000.jpg"], "in line 1"),
@@ -136,11 +136,6 @@ CASES: list[tuple[Any, ...]] = [
         ("cub200", f"{CUB}train_test_split.txt", "".join(f"{i} {mark}\n" for i in range(1, 25)), "no image with")
         for mark in (0, 1)
     ),
-    *(
-        ("cub200", f"{CUB}bounding_boxes.txt", [f"1 {box}"], "an empty box for image 1")
-        for box in ("0 0 0 5", "0 0 5 -5", "0 0 5 nan", "nan 0 5 5", "0 inf 5 5", "0 0 inf 5")
-    ),
-    ("cub200", f"{CUB}bounding_boxes.txt", ["1 0 0 5"], "'1 0 0 5' in line 1"),
     ("pets", "annotations/trainval.txt", "Breed_0_0 0 1 1\n", "class 0 for Breed_0_0"),
     ("pets", "annotations/test.txt", "Breed_0_1 38 1 1\n", "class 38 for Breed_0_1"),
     ("pets_segmentation", "annotations/test.txt", "Breed_0_1 1\n", "'Breed_0_1 1' in line 1"),
@@ -227,14 +222,13 @@ def test_what_is_missing_or_damaged_is_named(
     error = caught.value
     assert error.what.startswith(f"{layout.name}: ")
     assert (other or [file])[0] in error.what
-    assert str(layout) in str(error.remedy)
+    assert error.remedy == (str(layout) if got is MISSING else f"{layout.remedy}. {layout}")
     assert (error.got is None) == (got is MISSING)
     assert got is MISSING or got in str(error.got)
 
 
 def test_what_is_not_used_may_be_missing(originals: Callable[[str], Path], tmp_path: Path) -> None:
     for dataset, file, read in (
-        ("cub200", f"{CUB}bounding_boxes.txt", cub200),
         ("pets", "annotations/trimaps/Breed_0_0.png", pets),
         ("fine voc", f"{SBD}cls/2007_000001.mat", voc2011_sbd),
     ):

@@ -235,7 +235,7 @@ def _names_of(ignored: Any, modules: dict[str, nn.Module]) -> list[str]:
         return found
     if not isinstance(ignored, str):
         wanted = "modules, names of modules, or a function of name and module"
-        raise InvalidSetting("ignore is of another kind", got=type(ignored).__name__, wanted=wanted)
+        raise InvalidSetting("ignore has the wrong type", got=type(ignored).__name__, wanted=wanted)
     found = [name for name in modules if fnmatchcase(name, ignored)]
     if not found:
         raise unknown_name("layer", ignored, [name for name in modules if name])

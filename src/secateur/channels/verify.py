@@ -240,7 +240,7 @@ def _differences(
         return steps, ours, True
     if found is None:
         shapes = [[tuple(t.shape) for t in outcome.outputs] for outcome in (expected, got)]
-        raise NotEquivalent("masked and shrunk have outputs of other shapes", got=shapes[1], wanted=shapes[0])
+        raise NotEquivalent("masked and shrunk have outputs of different shapes", got=shapes[1], wanted=shapes[0])
     counts = [sum(isinstance(step, Product) for step in outcome.steps) for outcome in (expected, got)]
     if counts[1] > counts[0] and not _choose_otherwise(expected, got):
         raise NotEquivalent("the shrunk network computes more products", got=counts[1], wanted=counts[0])

@@ -1,12 +1,12 @@
 """`secateur demo`."""
 
 import json
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from secateur.cli.display import saved_in
 from secateur.cli.options import Output
 
 
@@ -42,4 +42,4 @@ class Demo:
         if self.output.json:
             return json.dumps(done.to_dict())
         print(file=sys.stderr)
-        return f"{done}\n\nsaved in {self.out}{os.sep}, its card.md says how to load it\nreport: {done.page}"
+        return f"{done}\n\n{saved_in(self.out)}\nreport: {done.page}"

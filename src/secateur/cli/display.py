@@ -33,6 +33,10 @@ def waiting(message: str, delay: float = 2.0) -> Iterator[Callable[[str], None]]
         status.stop()
 
 
+def saved_in(folder: Path) -> str:
+    return f"saved in {folder}; its card.md says how to load it"
+
+
 class Display:
     """A run as it goes: a line per event, and on a terminal a bar for the epoch and one for the whole run."""
 

@@ -124,7 +124,7 @@ class Evaluate:
     source: Source = field(default_factory=Source)
 
     device: str = "auto"
-    """Where: cpu, cuda, cuda:1; auto takes CUDA if there is."""
+    """Where: cpu, cuda, cuda:1; auto uses CUDA if available."""
 
     output: Output = field(default_factory=Output)
 

@@ -31,7 +31,7 @@ class Predict:
     """Image files."""
 
     top: int = 5
-    """Classes to show of each."""
+    """Classes to show per image."""
 
     build: str | None = None
     """What makes the whole network, where that is your own code: package.module:callable."""

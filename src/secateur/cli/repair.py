@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from secateur.cli.display import waiting
+from secateur.cli.display import saved_in, waiting
 from secateur.cli.flags import Switch
 from secateur.cli.options import Output, Source, check_folder, find_device
 from secateur.errors import InvalidSetting
@@ -53,7 +53,7 @@ class Repair:
     """Folder for the repaired network."""
 
     device: str = "auto"
-    """Where: cpu, cuda, cuda:1; auto takes CUDA if there is."""
+    """Where: cpu, cuda, cuda:1; auto uses CUDA if available."""
 
     quiet: Switch = False
     """Print no progress."""
@@ -80,9 +80,7 @@ class Repair:
             )
         if self.output.json:
             return to_json({**done.networks, "notes": done.notes})
-        return "\n".join(
-            [_table(done.networks), *done.notes, "", f"saved in {self.out}; its card.md says how to load it"]
-        )
+        return "\n".join([_table(done.networks), *done.notes, "", saved_in(self.out)])
 
     def _order(self) -> Order:
         folder = Path(self.network)

@@ -17,7 +17,7 @@ from secateur.training.engine import Engine
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduce:
-    """Do one of the paper's experiments: all its runs, then its table or figure, with the paper's numbers beside.
+    """Do one of the paper's experiments: all its runs, then its table or figure, next to the paper's numbers.
 
     Runs that are finished are not repeated, so that experiments share them, and the same command resumes an experiment
     that was stopped. `secateur recipes` lists the experiments.

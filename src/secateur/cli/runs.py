@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
-from secateur.cli.display import Display, Scalars
+from secateur.cli.display import Display, Scalars, saved_in
 from secateur.cli.options import RunOutput, check_folder, find_device
 from secateur.errors import Diverged, Interrupted
 from secateur.files import read_json, to_json
@@ -32,7 +32,7 @@ def start(config: RunConfig, out: Path, output: RunOutput, continue_from: Path |
         return ""
     if output.json:
         return to_json({"macs": result.after.macs, "params": result.after.params, "metrics": result.metrics})
-    return f"{summary_of(result, out)}\n\nsaved in {out / 'result'}; its card.md says how to load it"
+    return f"{summary_of(result, out)}\n\n{saved_in(out / 'result')}"
 
 
 def summary_of(result: Result, out: Path) -> str:

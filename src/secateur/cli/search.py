@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from secateur.cli.display import saved_in
 from secateur.cli.options import RunOutput
 from secateur.cli.runs import follow, summary_of
 from secateur.errors import Interrupted, InvalidSetting
@@ -61,7 +62,7 @@ def start_search(config: RunConfig, target: float, out: Path, output: RunOutput)
         found = {"macs": result.after.macs, "params": result.after.params, "metrics": result.metrics}
         return to_json({**found, "result": str(saved)})
     found = f"the smallest network found with {target:g} or more on held-out images"
-    return f"{summary_of(result, saved.parent)}\n\n{found}\nsaved in {saved}; its card.md says how to load it"
+    return f"{summary_of(result, saved.parent)}\n\n{found}\n{saved_in(saved)}"
 
 
 def resume_search(out: Path, output: RunOutput) -> str:

@@ -58,7 +58,7 @@ class Dataset:
         if not self.folder:
             return read(batch_size)
         if folder is None:
-            raise InvalidData(f"{self.summary} is read from a folder", remedy="Name the folder")
+            raise InvalidData(f"no folder is named for {self.summary}", remedy="Name it")
         return read(Path(folder), batch_size, **sizes)
 
     def describe(self) -> str:

@@ -27,6 +27,7 @@ val/          or test/; the same classes, or some of them
 cat/          or, without train and val, the folders of the classes alone:
 dog/          a fifth of each class, which a seed decides, is for testing""",
     "your own images",
+    "Replace or remove it",
 )
 
 IMAGES = Layout(
@@ -37,6 +38,7 @@ monday/         and folders of images, to any depth
   camera_1/
     2.png""",
     "your own images",
+    "Replace or remove it",
 )
 
 IMAGENET = Layout(

@@ -27,6 +27,8 @@ class Layout:
     """The folder, drawn as a tree, with what the files hold."""
     source: str
     """The archives it is made from."""
+    remedy: str = "Unpack it again"
+    """What to do about a damaged file."""
 
     def __str__(self) -> str:
         return f"The folder of {self.name} ({self.source}) looks like this:\n{indent(self.tree, '  ')}"
@@ -37,7 +39,7 @@ class Layout:
 
     def damaged(self, path: str | Path, got: str, wanted: str | None = None) -> InvalidData:
         """The error for a file that is there and cannot be used."""
-        return InvalidData(f"{self.name}: {path} is damaged", got=got, wanted=wanted, remedy=f"Unpack it again. {self}")
+        return InvalidData(f"{self.name}: {path} is damaged", got=got, wanted=wanted, remedy=f"{self.remedy}. {self}")
 
     @contextmanager
     def reading(self, path: str | Path) -> Iterator[None]:

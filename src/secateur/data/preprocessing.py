@@ -59,7 +59,7 @@ class Preprocessing:
         try:
             return cls(**values)
         except TypeError as error:
-            raise InvalidData("the preprocessing is of another form", got=error) from error
+            raise InvalidData("the preprocessing has the wrong form", got=error) from error
 
     def to_dict(self) -> dict[str, Any]:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}

@@ -118,7 +118,7 @@ class Order:
     """The layer that is made anew, and not taken from those weights."""
 
     image_size: int | None = None
-    """Pixels a side that the network sees, instead of the dataset's."""
+    """Height and width of the network's input, in pixels, instead of the dataset's."""
 
     in_memory: bool = False
     """Decode photographs once, and keep them on the device."""

@@ -32,7 +32,7 @@ TABLE = "latency.json"
 MISSED = 1.1
 """Times the budget: above this it counts as missed."""
 NOISY = 0.1
-"""The spread above which a time is called rough."""
+"""The spread above which a time is called approximate."""
 PATIENCE = 5.0
 """Seconds after which three passes of each network are enough."""
 
@@ -67,7 +67,7 @@ def _to_time(job: Job, settings: TickTock | Training, engine: Engine) -> dict[st
     example = Example.of(job.example).batch(batch)
     if runtime == "onnxruntime":
         if (device := next(job.model.parameters()).device).type != "cpu":
-            raise InvalidSetting("times in onnxruntime are measured on the CPU", got=device, remedy="Use --device cpu")
+            raise InvalidSetting("times in onnxruntime are measured on the CPU", got=device, remedy="Use the CPU")
         run: Any = partial(runner, how="onnxruntime")
         return {"example": example, "precision": torch.float32, "channels_last": False, "run": run}
     precision = PRECISIONS.get(engine.precision, torch.float32)
@@ -82,7 +82,7 @@ def compare(
     engine: Engine,
     say: Callable[[str], object],
 ) -> dict[str, Any]:
-    """What both networks take, measured in turn, as plain data for the result; and the same said in words."""
+    """What both networks take, measured in turn, as plain data for the result."""
     how = _to_time(job, settings, engine)
     seconds = time_networks({"before": whole, "after": cut}, patience=PATIENCE, **how)
     times = {name: summarize(name, values, how["example"].size, Cost(0, 0)) for name, values in seconds.items()}
@@ -97,7 +97,7 @@ def compare(
     }
     left = found["after"] / found["before"]
     if found["spread"] > NOISY:
-        say(f"note: times vary by {found['spread']:.0%} here, and the {left:.0%} of the time is rough")
+        say(f"note: times vary by {found['spread']:.0%} here, so {left:.0%} of the time is only approximate")
     budget = settings.budget if isinstance(settings, TickTock) else None
     if budget is not None and budget.counts == "latency" and left > MISSED * budget.share:
         say(

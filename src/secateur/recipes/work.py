@@ -163,7 +163,7 @@ def _check_start(start: starts.Start, config: RunConfig) -> None:
         remedy = "Train it first: secateur train"
         raise InvalidSetting(f"pruning without training needs a trained network, and {start.new_head}", remedy=remedy)
     if config.order.teacher is not None and not config.settings.learning.distill:
-        raise InvalidSetting("a teacher is for distillation, and distill is 0", remedy="Set it: --distill 0.9")
+        raise InvalidSetting("a teacher is for distillation, and distill is 0", remedy="Set it to 0.9")
     if config.settings.learning.distill and start.whole is None and config.order.teacher is None:
         remedy = "Name the folder of the run that pruned it, or a teacher"
         raise InvalidSetting(f"distill needs the whole network, which {config.order.weights} lacks", remedy=remedy)

@@ -146,7 +146,7 @@ class TickTock(Settings):
     """The score is divided by this power of what a channel saves."""
 
     latency_batch: int = 1
-    """Batch size that a budget of latency, and the time to expect on a GPU, are measured with."""
+    """Batch size for measuring latency, and for the expected time on a GPU."""
 
     latency_in: Literal["torch", "onnxruntime"] = "torch"
     """What runs the network where its time is measured: torch, or onnxruntime, for networks on a CPU."""

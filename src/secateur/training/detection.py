@@ -62,7 +62,7 @@ def scenes(batch: Any, entries: Entries) -> tuple[list[Tensor], list[Any]]:
     fit = isinstance(targets, (tuple, list)) and all(isinstance(target, Mapping) for target in targets)
     if not given or not fit or len(given) != len(targets) or any(getattr(each, "ndim", 0) != 3 for each in given):
         raise InvalidData(
-            "a batch is of another form",
+            "a batch has the wrong form",
             got=f"{form_of(images)} and {form_of(targets)}",
             wanted="a list of images, and a list of as many dicts with boxes and labels",
             remedy=COLLATE,

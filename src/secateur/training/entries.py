@@ -81,7 +81,7 @@ def pair(batch: Any, entries: Entries | None = None) -> tuple[Any, Tensor]:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
         which = 'batch=("image", "label")' if isinstance(batch, Mapping) else "batch=(0, 2)"
         raise InvalidData(
-            "a batch is of another form",
+            "a batch has the wrong form",
             got=form,
             wanted="images and labels",
             remedy=f"Say which entries these are, as with {which}, or write {OWN_TASK}",

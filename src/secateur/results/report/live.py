@@ -29,7 +29,7 @@ class Server(ThreadingHTTPServer):
         try:
             super().__init__((ADDRESS, port), Handler)
         except (OSError, OverflowError) as error:
-            remedy = "Port 0 takes a free one"
+            remedy = "Use port 0 for any free port"
             raise InvalidSetting(f"port {port} cannot be used", got=error, remedy=remedy) from error
 
     @property
