@@ -25,3 +25,10 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
             changed[k] = map_tensors(v, change)
         return changed
     return value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists and dicts, in order."""
+    found: list[Tensor] = []
+    map_tensors(value, found.append)
+    return found

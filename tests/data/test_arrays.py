@@ -11,7 +11,7 @@ from torch import Tensor
 
 from secateur.data.arrays import Arrays
 from secateur.data.digits import digits
-from secateur.errors import InvalidData
+from secateur.errors import InvalidData, InvalidSetting
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -235,7 +235,6 @@ def made(**options: Any) -> Arrays:
         (lambda: made(labels=torch.arange(10.0)), torch.float32, "numbers of classes"),
         (lambda: made(labels=torch.ones(10, dtype=torch.bool)), torch.bool, "numbers of classes"),
         (lambda: made(labels=torch.arange(10, device="meta")), "cpu and meta", "one device"),
-        (lambda: made(batch_size=0), 0, "1 or more"),
         (lambda: made(drop_last=True, batch_size=11), 10, "11 examples"),
         (lambda: made(drop_last=True).subset(0.2, None, torch.Generator()), 2, "4 examples"),
         (lambda: made(crop=-1), -1, "0 pixels or more"),
@@ -257,6 +256,12 @@ def test_what_does_not_fit_is_refused(act: Any, got: Any, wanted: str) -> None:
         act()
     assert caught.value.got == got
     assert str(caught.value.wanted).startswith(wanted)
+
+
+def test_a_batch_has_examples() -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        made(batch_size=0)
+    assert (caught.value.got, caught.value.wanted) == (0, "1 or more")
 
 
 @on_gpu

@@ -192,7 +192,7 @@ READERS: dict[str, Reader] = {
     "photographs": (lambda folder: miniature_images.write_class_folders(folder, per_class=1), all_of(class_folders)),
     "imagenet": (lambda folder: miniature_images.write_imagenet(folder, devkit=True), all_of(imagenet)),
     "tiny imagenet": (miniature_images.write_tiny_imagenet, all_of(tiny_imagenet)),
-    "cub200": (miniature_images.write_cub200, all_of(lambda folder: cub200(folder, boxes=True))),
+    "cub200": (miniature_images.write_cub200, all_of(cub200)),
     "pets": (lambda folder: miniature_images.write_pets(folder, 1, 2), all_of(pets)),
     "trimaps": (
         lambda folder: miniature_images.write_pets(folder, 1, 2),

@@ -314,9 +314,17 @@ def test_scores_are_compared_at_the_same_macs(tmp_path: Path) -> None:
     assert "MACs" in (tmp_path / "figure.svg").read_text()
 
 
+def test_the_metric_before_fine_tuning_is_that_of_the_last_tick_or_tock() -> None:
+    moments = [("Start", 90.0), ("Tick", 80.0), ("Tock", 85.0), ("FineTune", 88.0)]
+    start, tick, tock, tuned = ({"event": event, "metrics": {"accuracy": value}} for event, value in moments)
+    assert curves.unrefined([start, tick, tock, tuned]) == 85
+    assert curves.unrefined([start, {**tick, "metrics": {}}, tuned]) is None
+    assert curves.unrefined([start, tuned]) is None
+
+
 def test_a_page_without_runs_says_so() -> None:
     text = reports.compared(reports.Done(Order(recipe="digits"), {}, {}, 1.0, Path("figure.svg")))
-    assert "no run is finished" in text
+    assert "Measured: recipe digits, no run is finished. MACs" in text
     assert "rehearsal" not in text
 
 

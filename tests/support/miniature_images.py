@@ -41,7 +41,7 @@ class OneByOne:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        lists = {name: getattr(self.photos, name) for name in ("paths", "targets", "boxes")}
+        lists = {name: getattr(self.photos, name) for name in ("paths", "targets")}
         one = replace(self.photos, **{name: items and [items[index]] for name, items in lists.items()})
         ((images, labels),) = one
         return images[0], int(labels)
@@ -110,25 +110,20 @@ def write_tiny_imagenet(folder: Path, num_classes: int = 3, per_class: int = 8, 
 
 
 def write_cub200(folder: Path, num_classes: int = 3, per_class: int = 8, size: Size = (40, 32), seed: int = 0) -> None:
-    """Of each class half the images are for training; the bird fills the right half of each."""
+    """Of each class half the images are for training."""
     random, below = np.random.default_rng(seed), folder / "CUB_200_2011"
-    width, height = size
-    images, labels, split, boxes = [], [], [], []
+    images, labels, split = [], [], []
     for label in range(num_classes):
         for index in range(per_class):
             name = f"{label + 1:03d}.Bird_{label}/Bird_{label}_{index:04d}.jpg"
-            pixels = picture(label, size, random)
-            pixels[:, : width // 2] = picture(6, (width // 2, height), random)
-            save(below / "images" / name, pixels)
+            save(below / "images" / name, picture(label, size, random))
             number = len(images) + 1
             images.append(f"{number} {name}")
             labels.append(f"{number} {label + 1}")
             split.append(f"{number} {(index + 1) % 2}")
-            boxes.append(f"{number} {width // 2}.0 0.0 {width - width // 2}.0 {height}.0")
     write_lines(below / "images.txt", images)
     write_lines(below / "image_class_labels.txt", labels)
     write_lines(below / "train_test_split.txt", split)
-    write_lines(below / "bounding_boxes.txt", boxes)
     write_lines(below / "classes.txt", [f"{label + 1} {label + 1:03d}.Bird_{label}" for label in range(num_classes)])
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from secateur.errors import InvalidData
-from secateur.training.batches import choose
+from secateur.training.batches import check_batch_size, choose
 from secateur.training.shards import BatchShard
 
 
@@ -44,8 +44,7 @@ class Arrays:
     def __post_init__(self) -> None:
         _check_pair(self.images, self.labels)
         size = self.labels.shape[0]
-        if self.batch_size < 1:
-            raise InvalidData("batch_size is out of range", got=self.batch_size, wanted="1 or more")
+        check_batch_size(self.batch_size)
         if self.drop_last and size < self.batch_size:
             remedy = "Use smaller batches, or drop_last=False"
             raise InvalidData("no batch can be filled", got=size, wanted=f"{self.batch_size} examples", remedy=remedy)

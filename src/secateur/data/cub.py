@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ CUB_200_2011/
   images.txt                lines of: 1 001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg
   image_class_labels.txt    lines of: 1 1 (image, class)
   train_test_split.txt      lines of: 1 0 (image, whether it is for training)
-  bounding_boxes.txt        lines of: 1 60.0 27.0 325.0 304.0 (image, left, top, width, height)
   images/
     001.Black_footed_Albatross/
       Black_Footed_Albatross_0046_18.jpg""",
@@ -27,8 +25,8 @@ CUB_200_2011/
 )
 
 
-def cub200(folder: str | Path, batch_size: int = 64, boxes: bool = False) -> tuple[Photos, Photos]:
-    """5,994 images for training and 5,794 for testing; with `boxes` cropped to the box around the bird.
+def cub200(folder: str | Path, batch_size: int = 64) -> tuple[Photos, Photos]:
+    """5,994 images for training and 5,794 for testing.
 
     Images are resized to 256x256 and cropped to 224x224: randomly, with random flips, or in the middle.
     """
@@ -37,7 +35,6 @@ def cub200(folder: str | Path, batch_size: int = 64, boxes: bool = False) -> tup
     names = {i: name for i, (name,) in _by_image(folder / "images.txt", name=str).items()}
     labels = _numbers(folder / "image_class_labels.txt", names, range(1, len(classes) + 1))
     chosen = _numbers(folder / "train_test_split.txt", names, range(2))
-    places = _boxes(folder / "bounding_boxes.txt", names) if boxes else None
     paths = CUB200.named_files(folder / "images", list(names.values()), folder / "images.txt")
 
     def part(in_training: int) -> Photos:
@@ -51,7 +48,6 @@ def cub200(folder: str | Path, batch_size: int = 64, boxes: bool = False) -> tup
             Crops(random=bool(in_training)),
             batch_size,
             shuffle=bool(in_training),
-            boxes=[places[i] for i, _ in images] if places is not None else None,
         )
 
     return part(1), part(0)
@@ -66,29 +62,13 @@ def _by_image(path: Path, **columns: Callable[[str], Any]) -> dict[int, tuple[An
     return found
 
 
-def _of_images(path: Path, names: dict[int, str], **columns: Callable[[str], Any]) -> dict[int, tuple[Any, ...]]:
-    """The same of a list that must have a line for every image of images.txt, and no others."""
-    rows = _by_image(path, **columns)
-    if rows.keys() != names.keys():
-        odd = min(rows.keys() ^ names.keys())
-        raise CUB200.damaged(path, f"image {odd} in it or in images.txt, but not in both")
-    return rows
-
-
 def _numbers(path: Path, names: dict[int, str], allowed: range) -> dict[int, int]:
-    numbers = {image: number for image, (number,) in _of_images(path, names, number=int).items()}
+    """The number of every image of images.txt; the list must have no others."""
+    numbers = {image: number for image, (number,) in _by_image(path, number=int).items()}
+    if numbers.keys() != names.keys():
+        odd = min(numbers.keys() ^ names.keys())
+        raise CUB200.damaged(path, f"image {odd} in it or in images.txt, but not in both")
     for image, number in numbers.items():
         if number not in allowed:
             raise CUB200.damaged(path, f"{number} for image {image}", f"{allowed[0]} to {allowed[-1]}")
     return numbers
-
-
-def _boxes(path: Path, names: dict[int, str]) -> dict[int, tuple[float, float, float, float]]:
-    boxes = {}
-    for image, box in _of_images(path, names, left=float, top=float, width=float, height=float).items():
-        left, top, width, height = box
-        # NaN is in no interval.
-        if not (-inf < left < inf and -inf < top < inf and 0 < width < inf and 0 < height < inf):
-            raise CUB200.damaged(path, f"an empty box for image {image}: {box}")
-        boxes[image] = (left, top, width, height)
-    return boxes

@@ -76,7 +76,7 @@ def read_part(photos: Photos, part: Part, memory: Tensor) -> tuple[list[int], li
             pixels[len(decoded)] = photos.pixels(index, numbers)
             decoded.append(place)
             continue
-        view = photos.crops.view(photos.part_of(index, *size), numbers)
+        view = photos.crops.view((0, 0, *size), numbers)
         jpegs.append(Jpeg(place, content, (size[1], size[0]), view))
         end = content.stop if content is not None else end
     return decoded, jpegs

@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from secateur.data.decode import read_image
 from secateur.data.layout import Layout
-from secateur.data.photos import IMAGENET_MEAN, IMAGENET_STD, check_batch_size
+from secateur.data.photos import IMAGENET_MEAN, IMAGENET_STD
 from secateur.data.workers import num_workers
 from secateur.extras import import_extra
+from secateur.training.batches import check_batch_size
 
 VOID = 255
 """The label of pixels that are ignored."""
@@ -95,16 +96,13 @@ def compose(*steps: Any) -> Callable[..., Any]:
     return v2.Compose([*steps, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), normalize, v2.ToPureTensor()])
 
 
-def loaders(train: Maps, test: Maps, batch_size: int, workers: int | None = None) -> tuple[DataLoader, DataLoader]:
-    """Shuffled batches for training, and batches for testing; by default with up to 8 workers if there is much data."""
-    return (
-        _loader(train, batch_size, workers, shuffle=True, generator=torch.Generator()),
-        _loader(test, batch_size, workers),
-    )
+def loaders(train: Maps, test: Maps, batch_size: int) -> tuple[DataLoader, DataLoader]:
+    """Shuffled batches for training, and batches for testing; with up to 8 workers if there is much data."""
+    return _loader(train, batch_size, shuffle=True, generator=torch.Generator()), _loader(test, batch_size)
 
 
-def _loader(dataset: Maps, batch_size: int, workers: int | None, **options: Any) -> DataLoader:
+def _loader(dataset: Maps, batch_size: int, **options: Any) -> DataLoader:
     check_batch_size(batch_size)
-    workers = num_workers(len(dataset)) if workers is None else workers
+    workers = num_workers(len(dataset))
     # No persistent workers: their random numbers would not start from the loader's seed in each pass.
     return DataLoader(dataset, batch_size, num_workers=workers, pin_memory=torch.cuda.is_available(), **options)

@@ -26,14 +26,11 @@ from secateur.data.workers import in_workers, num_cores, num_workers
 from secateur.errors import InvalidSetting
 from secateur.extras import import_extra
 from secateur.randomness import mix
-from secateur.training.batches import choose, without_single
+from secateur.training.batches import check_batch_size, choose, without_single
 from secateur.training.shards import BatchShard
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-
-Box = tuple[float, float, float, float]
-"""Left, top, width and height, in pixels."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -47,8 +44,6 @@ class Photos:
     crops: Crops | ResizedCrops
     batch_size: int
     shuffle: bool = False
-    boxes: list[Box] | None = None
-    """Each image is cropped to its box first."""
     classes: list[str] | None = None
     """The name of each class, where they have names."""
     drawn: bool = False
@@ -61,7 +56,7 @@ class Photos:
     device: torch.device = torch.device("cpu")
     channels_last: bool = False
     kept: list[Tensor] | None = None
-    """The images themselves on the device, or their boxes, as bytes: colour x height x width."""
+    """The images themselves on the device, as bytes: colour x height x width."""
 
     def __post_init__(self) -> None:
         check_batch_size(self.batch_size)
@@ -83,7 +78,7 @@ class Photos:
         torchvision_decodes()
         with ThreadPoolExecutor(num_cores()) as pool:
             kept = [pixels.to(self.device) for pixels in pool.map(self._decode, range(len(self.paths)))]
-        return replace(self, kept=kept, boxes=None)
+        return replace(self, kept=kept)
 
     def shard(self, rank: int, world: int) -> PhotosShard:
         """The part of each batch for process `rank` of `world`; all must start from the same seed."""
@@ -119,7 +114,7 @@ class Photos:
         return train, replace(test.unaugmented(), shuffle=False)
 
     def _take(self, places: list[int]) -> Photos:
-        lists = {name: getattr(self, name) for name in ("paths", "targets", "boxes", "kept")}
+        lists = {name: getattr(self, name) for name in ("paths", "targets", "kept")}
         return replace(self, **{name: [items[i] for i in places] for name, items in lists.items() if items is not None})
 
     @property
@@ -127,31 +122,19 @@ class Photos:
         """How many processes read or decode."""
         return num_workers(len(self.paths)) if self.workers is None else self.workers
 
-    def part_of(self, index: int, width: int, height: int) -> Part:
-        """What is used of an image of that size: all of it, or its box as far as it is within the image."""
-        if self.boxes is None:
-            return 0, 0, width, height
-        left, top, across, down = self.boxes[index]
-        corners = max(left, 0), max(top, 0), min(left + across, width), min(top + down, height)
-        left, top, right, bottom = map(round, corners)
-        if left >= right or top >= bottom:
-            wanted = f"some within the box {self.boxes[index]}"
-            raise self.layout.damaged(self.paths[index], f"{width}x{height} pixels", wanted)
-        return left, top, right - left, bottom - top
-
     def pixels(self, index: int, numbers: Sequence[float]) -> Tensor:
         """The view of one image that these random numbers choose, size x size x colour, decoded with care."""
         image, part = self._read(index)
         return render(image, self.crops.view(part, numbers), self.crops.size)
 
     def _read(self, index: int) -> tuple[Any, Part]:
-        """An image, decoded with care, and what is used of it."""
+        """An image, decoded with care, and the part that is all of it."""
         image = read_photo(self.paths[index], self.layout)
         width, height = image.shape[1::-1] if isinstance(image, Tensor) else image.size
-        return image, self.part_of(index, width, height)
+        return image, (0, 0, width, height)
 
     def _decode(self, index: int) -> Tensor:
-        """What is used of an image as bytes: colour x height x width."""
+        """An image as bytes: colour x height x width."""
         return pixels_of(*self._read(index)).permute(2, 0, 1).contiguous()
 
 
@@ -276,8 +259,3 @@ def _normalization(photos: Photos) -> Any:
         return pixels.permute(0, 3, 1, 2).contiguous(memory_format=layout).float().sub_(mean).mul_(scale)
 
     return normalize
-
-
-def check_batch_size(batch_size: int) -> None:
-    if batch_size < 1:
-        raise InvalidSetting("batch_size is out of range", got=batch_size, wanted="1 or more")

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from secateur.data.maps import VOID, Maps
-from secateur.data.photos import IMAGENET_MEAN, IMAGENET_STD, check_batch_size
+from secateur.data.photos import IMAGENET_MEAN, IMAGENET_STD
 from secateur.data.workers import num_cores
 from secateur.errors import InvalidSetting
-from secateur.training.batches import choose, without_single
+from secateur.training.batches import check_batch_size, choose, without_single
 from secateur.training.shards import BatchShard
 
 NUMBERS = 7

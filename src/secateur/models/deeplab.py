@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secateur.extras import import_extra
+from secateur.models.vgg_cifar import scaled
 
 LOW = 4
 """Blocks of MobileNet-v2 up to a quarter of the image's size."""
@@ -29,7 +30,7 @@ class Deeplab(nn.Module):
         self.input_size = (3, 360, 480)
         self.features = trunk(width, stride)
         low, high = num_channels(self.features[LOW - 1]), num_channels(self.features[-1])
-        hidden, narrow = max(1, round(128 * width)), max(1, round(48 * width))
+        hidden, narrow = scaled(128, width), scaled(48, width)
         rates = [rate * 16 // stride for rate in (6, 12, 18)]
         self.contexts = nn.ModuleList([layer(high, hidden), *(layer(high, hidden, 3, rate) for rate in rates)])
         # Without batch norm, which could not train on the one mean of one image.

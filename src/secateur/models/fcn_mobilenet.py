@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from secateur.models.deeplab import LOW, is_mobilenet, num_channels, of_trunk, trunk
+from secateur.models.vgg_cifar import scaled
 
 HIDDEN = 256
 """Channels of `fc6`, the wide layer before the scores."""
@@ -36,7 +37,7 @@ class FcnMobileNet(nn.Module):
         features = trunk(width, stride)
         low, high = num_channels(features[LOW - 1]), num_channels(features[-1])
         self.features = folded(features)
-        hidden, near = max(1, round(HIDDEN * width)), max(1, round(NEAR * width))
+        hidden, near = scaled(HIDDEN, width), scaled(NEAR, width)
         self.fc6 = nn.Conv2d(high, hidden, 3, padding=REACH, dilation=REACH)
         self.near = nn.Conv2d(low, near, 3, padding=1)
         self.score = nn.Conv2d(hidden, num_classes, 1)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secateur.errors import InvalidSetting
+from secateur.models.vgg_cifar import scaled
 
 Shortcut = Literal["conv", "pad"]
 
@@ -72,7 +73,7 @@ class CifarResNet(nn.Module):
             raise InvalidSetting("depth is out of range", got=depth, wanted="6n + 2: 8, 14, 20, ...")
         if shortcut not in ("conv", "pad"):
             raise InvalidSetting("there is no such shortcut", got=repr(shortcut), wanted="'conv' or 'pad'")
-        channels = max(1, round(16 * width))
+        channels = scaled(16, width)
         self.conv1 = nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
         num_blocks = (depth - 2) // 6

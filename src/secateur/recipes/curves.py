@@ -29,9 +29,9 @@ def path_of(events: Sequence[dict[str, Any]]) -> list[Removed]:
 
 
 def unrefined(events: Sequence[dict[str, Any]]) -> float | None:
-    """The main metric when pruning had ended, before fine-tuning."""
-    last = [event for event in events if event["event"] in ("Start", "Tick", "Tock")][-1]
-    return main_of(last["metrics"]) if last["metrics"] else None
+    """The main metric when pruning had ended, before fine-tuning; None where nothing was pruned or tested."""
+    pruning = [event for event in events if event["event"] in ("Tick", "Tock")]
+    return main_of(pruning[-1]["metrics"]) if pruning and pruning[-1]["metrics"] else None
 
 
 def main_of(metrics: dict[str, float]) -> float:
@@ -111,7 +111,7 @@ def table_by_macs(paths: dict[str, list[list[Removed]]]) -> tuple[list[str], lis
     return ["score, before fine-tuning", *(f"{share}% of the MACs" for share in left), "n"], rows
 
 
-def spread(values: Sequence[float], digits: int = 2) -> str:
+def spread(values: Sequence[float]) -> str:
     """The mean, and the standard deviation if there are several."""
-    around = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):.{digits}f}{around}"
+    around = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{mean(values):.2f}{around}"

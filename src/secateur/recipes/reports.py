@@ -159,10 +159,8 @@ def photographed(done: Done) -> str:
     for name, run in done.pruned().items():
         if name.startswith(CURVE):
             continue
-        before = unrefined(events[name]) if name != "whole" else None
         trained = sum(event["event"] in ("Tock", "FineTune", "Train") for event in events[name])
-        costs = [change_of(run, "macs"), change_of(run, "params"), f"{before:.2f}" if before is not None else "-"]
-        rows.append([name, *costs, *changes(run), str(trained)])
+        rows.append([name, *costs_of(run, events[name]), *changes(run), str(trained)])
     metrics = metric_names(done.pruned())
     heads = ["run", "MACs", "parameters", "before fine-tuning", *metrics, "epochs"]
     paths = {name.removeprefix(CURVE): [path_of(events[name])] for name in events if name.startswith(CURVE)}
@@ -251,8 +249,7 @@ def pictures(done: Done) -> str:
     for name, run in runs.items():
         events = read_json_lines(done.folders[name] / "result" / "history.jsonl")
         epochs = sum("epoch" in event for event in events)
-        costs = [change_of(run, "macs"), change_of(run, "params"), before_finetuning(events)]
-        rows.append([name, *costs, *changes(run), str(epochs), PAPER.get(name, "")])
+        rows.append([name, *costs_of(run, events), *changes(run), str(epochs), PAPER.get(name, "")])
     heads = ["network", "MACs", "parameters", "before fine-tuning", *metric_names(runs), "epochs"]
     text = page(done, [*heads, "the paper: FCN-32s, VOC"], rows)
     try:
@@ -262,10 +259,10 @@ def pictures(done: Done) -> str:
     return f"{text}\n![What the networks predict]({done.figure.name})\n"
 
 
-def before_finetuning(events: Sequence[dict[str, Any]]) -> str:
-    """The main metric when the last channels were removed."""
-    pruning = [event for event in events if event["event"] in ("Tick", "Tock")]
-    return f"{main_of(pruning[-1]['metrics']):.2f}" if pruning and pruning[-1]["metrics"] else "-"
+def costs_of(run: dict[str, Any], events: Sequence[dict[str, Any]]) -> list[str]:
+    """The changes of MACs and parameters, and the main metric before fine-tuning."""
+    before = unrefined(events)
+    return [change_of(run, "macs"), change_of(run, "params"), f"{before:.2f}" if before is not None else "-"]
 
 
 def draw_networks(done: Done) -> None:
@@ -322,16 +319,18 @@ def precisions(done: Done) -> list[str]:
 def page(done: Done, heads: list[str], rows: list[list[str]], drawn: bool = False) -> str:
     """A table, and how it was measured."""
     runs = list(done.runs.values())
-    seeds = sorted({run["settings"]["seed"] for run in runs})
-    facts = [
-        f"recipe {done.order.recipe}",
-        *unlike_the_recipe(done.order),
-        " and ".join(sorted({run["hardware"] for run in runs})) if runs else "no run is finished",
-        " and ".join(precisions(done)),
-        f"torch {runs[0]['versions']['torch']}" if runs else "",
-        f"seed {', '.join(map(str, seeds))}, n = 1",
-        f"{sum(run['seconds'] for run in runs):.0f} s of training in all",
-    ]
+    facts = [f"recipe {done.order.recipe}", *unlike_the_recipe(done.order)]
+    if runs:
+        seeds = sorted({run["settings"]["seed"] for run in runs})
+        facts += [
+            " and ".join(sorted({run["hardware"] for run in runs})),
+            " and ".join(precisions(done)),
+            f"torch {runs[0]['versions']['torch']}",
+            f"seed {', '.join(map(str, seeds))}, n = 1",
+            f"{sum(run['seconds'] for run in runs):.0f} s of training in all",
+        ]
+    else:
+        facts.append("no run is finished")
     note = f"\nA rehearsal: everything is {done.scale:g} times as long as it should be.\n" if done.scale != 1 else ""
     image = f"\n![Figure]({done.figure.name})\n" if drawn else ""
     measured = f"Measured: {', '.join(filter(None, facts))}. MACs are multiply-adds."

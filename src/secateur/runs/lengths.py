@@ -7,21 +7,17 @@ import math
 from secateur.runs.settings import TickTock
 
 
-def num_ticks(settings: TickTock, left: float = 1.0) -> int:
+def num_ticks(settings: TickTock) -> int:
     """About how many Ticks there will be, if what a Tick removes has the mean cost of a filter.
-
-    left: the share of what the budget counts that is left now, more than the budget.
 
     >>> num_ticks(TickTock.of(keep_macs=0.25, tick_removes=0.5)), num_ticks(TickTock.one_shot(keep_macs=0.25))
     (2, 1)
-    >>> num_ticks(TickTock.of(keep_macs=0.25, tick_removes=0.5), left=0.5)
-    1
     """
     budget, ticks = settings.budget, settings.ticks
     if ticks.removes == 1:
         return 1
-    by_filters = math.log(budget.share / left) / math.log(1 - ticks.removes)
-    return max(1, math.ceil(max(by_filters, (left - budget.share) / ticks.step) - 1e-9))
+    by_filters = math.log(budget.share) / math.log(1 - ticks.removes)
+    return max(1, math.ceil(max(by_filters, (1 - budget.share) / ticks.step) - 1e-9))
 
 
 def num_tocks(settings: TickTock, ticks: int) -> int:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from secateur.errors import InvalidData
-from secateur.nested import map_tensors
+from secateur.errors import InvalidData, InvalidSetting
+from secateur.nested import map_tensors, tensors_in
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -50,9 +50,7 @@ def prefetch(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
 
 
 def _is_on(batch: Any, device: torch.device) -> bool:
-    elsewhere: list[Tensor] = []
-    map_tensors(batch, lambda tensor: elsewhere.append(tensor) if tensor.device != device else None)
-    return not elsewhere
+    return all(tensor.device == device for tensor in tensors_in(batch))
 
 
 def hand_over(batch: Any, stream: torch.cuda.Stream, device: torch.device) -> None:
@@ -77,19 +75,19 @@ def count(batches: Iterable[Any]) -> int:
 
 def num_examples(batch: Any) -> int | None:
     """How many examples a batch has, by its first tensor with axes; None where it has none."""
-    sizes: list[int] = []
-    map_tensors(batch, lambda tensor: sizes.extend(tensor.shape[:1]))
-    return sizes[0] if sizes else None
+    return next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim()), None)
 
 
 def is_finite(batch: Any) -> Tensor | bool:
     """Whether no fraction in a batch is NaN or infinite; computed on their device, without waiting for it."""
-    ends: list[Tensor] = []
-    map_tensors(
-        batch,
-        lambda tensor: ends.extend(tensor.aminmax()) if tensor.is_floating_point() and tensor.numel() else None,
-    )
-    return torch.stack([end.isfinite() for end in ends]).all() if ends else True
+    fractions = [tensor for tensor in tensors_in(batch) if tensor.is_floating_point() and tensor.numel()]
+    ends = [end.isfinite() for tensor in fractions for end in tensor.aminmax()]
+    return torch.stack(ends).all() if ends else True
+
+
+def check_batch_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise InvalidSetting("batch_size is out of range", got=batch_size, wanted="1 or more")
 
 
 def check_repeats(batches: Iterable[Any] | None, what: str) -> None:
@@ -141,9 +139,7 @@ def share_of(batches: Iterable[Any], images: int) -> float:
     """The share of the data that so many images are, about; at most 1."""
     size = getattr(batches, "batch_size", None)
     if not isinstance(size, int):
-        tensors: list[Tensor] = []
-        map_tensors(next(iter(batches)), lambda tensor: tensors.append(tensor))
-        size = tensors[0].shape[0] if tensors and tensors[0].dim() else 1
+        size = num_examples(next(iter(batches))) or 1
     return min(1.0, images / max(1, count(batches) * size))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.nested import map_tensors
+from secateur.nested import tensors_in
 
 COMPILED = 0.35
 """Seconds to compile a layer, forwards and backwards."""
@@ -101,6 +101,4 @@ def unchanged(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 def _shapes(batch: Any) -> list[tuple[torch.Size, torch.dtype]]:
-    found: list[tuple[torch.Size, torch.dtype]] = []
-    map_tensors(batch, lambda tensor: found.append((tensor.shape, tensor.dtype)))
-    return found
+    return [(tensor.shape, tensor.dtype) for tensor in tensors_in(batch)]

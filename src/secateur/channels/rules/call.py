@@ -261,9 +261,9 @@ class Call:
         if isinstance(axis, Tensor):
             self._table.freeze(axis, self._reason(kind, detail))
 
-    def freeze_axes(self, tensor: Tensor, kind: Kind, detail: str | None = None) -> None:
+    def freeze_axes(self, tensor: Tensor, kind: Kind) -> None:
         for axis in self.axes(tensor):
-            self.freeze(axis, kind, detail)
+            self.freeze(axis, kind)
 
     def lose(self, axis: Axis, kind: Kind, detail: str | None = None) -> Axis:
         """From here on the axis has a fixed size: whatever channels it carries stay."""
