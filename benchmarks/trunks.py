@@ -19,6 +19,7 @@ from repair import draw, observe
 from secateur import Budget, Limits, Pruner, analyze, repair
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.shrink import copy_model
+from secateur.errors import UnreachableBudget
 from secateur.files import to_json, write_atomic
 from secateur.recipes.jobs import Order
 from secateur.recipes.starts import open_network
@@ -56,15 +57,22 @@ def main() -> None:
     rows = []
     for rank in ("score", "score_per_mac"):
         for share in options.shares:
+            found: dict[bytes, float] = {}
             for free in (True, False):
-                limits = Limits(at_least={} if free else dict.fromkeys(names, 1.0))
+                limits = Limits(multiple_of=1, at_least={} if free else dict.fromkeys(names, 1.0))
                 pruner = Pruner(copy_model(whole), graph=graph, rank=rank, limits=limits)
                 pruner.load_state_dict(scored.state_dict())
-                pruner.prune(budget=Budget(macs=share))
+                try:
+                    pruner.prune(budget=Budget(macs=share))
+                except UnreachableBudget as error:
+                    print(f"{rank:<13} {share:6.1%}  {error}")
+                    continue
                 widths = {name: int(pruner.kept[graph.group(name).span].sum()) for name in names}
-                repaired = repair(whole, pruner.plan, images[count:].split(128), images=options.images)
-                accuracy = round(job.task.metrics(repaired)["accuracy"], 2)
-                macs = round(pruner.cost.macs / graph.macs, 4)
+                key = pruner.kept.numpy().tobytes()
+                if key not in found:
+                    repaired = repair(whole, pruner.plan, images[count:].split(128), images=options.images)
+                    found[key] = round(job.task.metrics(repaired)["accuracy"], 2)
+                accuracy, macs = found[key], round(pruner.cost.macs / graph.macs, 4)
                 rows.append({"rank": rank, "macs": macs, "free": free, "trunks": widths, "repaired": accuracy})
                 print(f"{rank:<13} {macs:6.1%}  {'free' if free else 'kept'}  {widths}  {accuracy:.2f}", flush=True)
     if options.out is not None:
