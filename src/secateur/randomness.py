@@ -31,12 +31,13 @@ def preserved(devices: Sequence[int] = ()) -> Iterator[None]:
             yield
         finally:
             restore_random(before)
-            if "cuda" not in before:
+            if "cuda" not in before and torch.cuda.is_available():
                 torch.cuda.manual_seed_all(torch.initial_seed())  # a seed waits there for the first use of a GPU
 
 
 def seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
+    # torch.manual_seed prepares a seed for accelerators too, which takes a hundred times as long.
+    (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(seed)
     random.seed(seed)
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:

@@ -83,6 +83,8 @@ def test_an_epoch_is_what_a_plain_loop_does(engine: Engine) -> None:
 def test_a_gpu_that_is_used_first_afterwards_gets_the_users_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = list[int]()
     monkeypatch.setattr(torch.cuda, "manual_seed_all", waiting.append)
+    for kind in (torch.accelerator, torch.cuda):
+        monkeypatch.setattr(kind, "is_available", lambda: True)
     torch.manual_seed(123)
     with seeded(7):
         assert waiting[-1] != 123

@@ -98,7 +98,7 @@ def check_task(task: Any) -> Task:
     """The task; raises if it is none."""
     if not isinstance(task, Task):
         wanted = "a Task, such as classification(train, test) or Task(train, loss)"
-        raise InvalidData("the task is of another type", got=type(task).__name__, wanted=wanted)
+        raise InvalidData("the task has the wrong type", got=type(task).__name__, wanted=wanted)
     return task
 
 
