@@ -100,5 +100,5 @@ def test_other_outputs_are_refused(model: nn.Module) -> None:
 
 
 def test_test_data_are_needed() -> None:
-    with pytest.raises(InvalidData, match="empty"):
+    with pytest.raises(InvalidData, match="test has no images"):
         unlabelled([], [], Fixed()).metrics(Fixed())

@@ -272,7 +272,7 @@ def unlabelled(train: Iterable[Any], test: Iterable[Any], whole: nn.Module, *, o
             same += (found == answer.to(found.device)).sum()
             total += answer.numel()
         if not total:
-            raise _empty("test")
+            raise InvalidData("test has no images", remedy="Give it some")
         return {"agreement": 100 * float(same) / total}
 
     return Task(train, partial(_drawn_loss, output=output), evaluate, labelled=False, output=output)
