@@ -26,13 +26,14 @@ from typing import Any
 
 import pytest
 import torch
+from exporting import one_table  # noqa: F401
 
 import secateur
 from secateur.cli import main
 from secateur.cli.command import _parse, commands
 from secateur.data.catalog import DATASETS
 from secateur.nested import map_tensors
-from secateur.pruning import scores
+from secateur.pruning import least_squares, scores
 from secateur.training import task
 from secateur.training.loop import Trainer
 
@@ -100,7 +101,7 @@ LONG = ("docs/howto/repair.md", "docs/howto/criteria.md")
 
 @pytest.fixture(scope="module")
 def miniature() -> Iterable[None]:
-    """An epoch, and an evaluation, has a few examples of the first batch."""
+    """An epoch, and an evaluation, has a few examples of the first batch; repair tries one strength."""
     epoch, prefetch = Trainer.epoch, task.prefetch
 
     def few(batches: Iterable[Any]) -> list[Any]:
@@ -108,6 +109,7 @@ def miniature() -> Iterable[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "epoch", lambda self, batches, *rest: epoch(self, few(batches), *rest))
+        patch.setattr(least_squares, "RIDGES", [least_squares.RIDGE])
         patch.setattr(task, "prefetch", lambda batches, device: few(prefetch(batches, device)))
         yield
 

@@ -59,10 +59,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
 }
 
 
-SLOW = {"efficientnet_b0", "convnext_tiny", "regnet_y_400mf", "densenet121", "timm efficientnet_lite0", "timm vit"}
+EVERY_DAY = {"resnet18", "cifar", "cifar, padded", "timm resnet10t"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NETWORKS])
+@pytest.mark.parametrize("name", [n if n in EVERY_DAY else pytest.param(n, marks=pytest.mark.slow) for n in NETWORKS])
 def test_known_networks(name: str) -> None:
     make, expected = NETWORKS[name]
     torch.manual_seed(0)

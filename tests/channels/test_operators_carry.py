@@ -178,7 +178,8 @@ def test_several_inputs_nested_outputs_and_a_head_for_training() -> None:
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 @pytest.mark.parametrize("size", [6, 8])  # 8 is how many features there are
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=["one", "four"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # for which oneDNN has an LSTM, and has none
+# oneDNN has an LSTM for single precision alone.
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
 def test_recurrent_modules_read_the_features(kind: Any, size: int, options: dict[str, Any], dtype: torch.dtype) -> None:
     class Reader(nn.Module):
         def __init__(self) -> None:

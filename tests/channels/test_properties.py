@@ -90,7 +90,7 @@ def run(num_networks: int) -> None:
         number += 1
         strategies = NETWORKS, st.integers(0, 1000), st.floats(0.1, 0.9), st.integers(0, 3).map(lambda n: n == 1)
         fix_seed(number)(settings(SETTINGS, max_examples=8)(given(*strategies)(draw)))()
-    assert sum(channels > 8 for channels in cut.values()) > 0.5 * len(cut)
+    assert sum(channels > 8 for channels in cut.values()) > 0.4 * len(cut)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,8 +103,8 @@ def test_each_kind_leaves_channels(kind: str) -> None:
     assert found == FREE[kind]
 
 
-def test_fifty_networks() -> None:
-    run(50)
+def test_twenty_networks() -> None:
+    run(20)
 
 
 @pytest.mark.slow

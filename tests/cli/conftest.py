@@ -7,6 +7,7 @@ from pathlib import Path
 
 import miniature
 import pytest
+from exporting import one_table  # noqa: F401
 
 from secateur import cli
 from secateur.pruning.measure import time_networks

@@ -213,7 +213,7 @@ def test_gfir_draws_a_curve_for_each_score(reproduce: Call, tmp_path: Path) -> N
 def test_segmentation_shows_what_both_networks_predict(
     secateur: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = find_recipe("fcn32s-voc").but(input_size=(3, 96, 128))  # the images here are smaller still
+    recipe = find_recipe("fcn32s-voc").but(input_size=(3, 64, 64))  # the images here are smaller still
     monkeypatch.setitem(RECIPES, "fcn32s-voc", lambda: recipe)
     miniature_images.write_voc2011_sbd(tmp_path / "voc", num_images=3)
     arguments = ["--width", "0.03", "--data", tmp_path / "voc", "--epochs-scale", "0.01", "--device", "cpu", "--quiet"]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exporting import one_table  # noqa: F401
 from one_result import build
 
 import secateur

@@ -98,7 +98,7 @@ def check_all_moments(
     monkeypatch: pytest.MonkeyPatch,
     make_task: Callable[[], Task] = lambda: prepared()[2],
     engine: Engine = STEPWISE,
-    every: int = 13,
+    every: int = 19,
     **options: Any,
 ) -> Result:
     """Resume from these moments of a run, and compare with the run that was never stopped.
@@ -121,7 +121,7 @@ def sparsely(every: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("every", [every, pytest.param(1, marks=pytest.mark.slow)])
 
 
-@sparsely(4)
+@sparsely(6)
 def test_from_every_checkpoint_and_every_event(every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = check_all_moments(quick(**RICH), tmp_path, monkeypatch, every=every)
     assert_same_result(whole, finished(quick(**RICH), *prepared()), "a folder changes nothing")
@@ -149,7 +149,7 @@ def test_with_other_settings(
     check_all_moments(quick(**RICH, **settings), tmp_path, monkeypatch, engine=Engine(checkpoint_steps=1, **engine))
 
 
-@sparsely(7)
+@sparsely(11)
 def test_within_baseline_and_retrain(every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = quick(**RICH, retrain_epochs=2, keep_macs=0.8)
     baseline = briefly(epochs=2, optimizer="adamw")
@@ -256,7 +256,7 @@ def with_chance(source: Any) -> Task:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_with_random_data(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_all_moments(quick(**RICH), tmp_path, monkeypatch, lambda: with_chance(SOURCES[source]()), every=13)
+    check_all_moments(quick(**RICH), tmp_path, monkeypatch, lambda: with_chance(SOURCES[source]()))
 
 
 def test_with_workers_that_live_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,14 +57,12 @@ class LeastSquares:
             return self.prior
         if not bool(self.own[1].any()):
             return self._fit(own, cross, RIDGE)
-        best, error = self.prior, self._error(self.prior)
-        for ridge in RIDGES:
-            tried = self._error(self._fit(self.own[0], self.cross[0], ridge))
-            better = tried < error
-            if bool(better.any()):
-                best = torch.where(better[:, None, None], self._fit(own, cross, ridge), best)
-                error = torch.where(better, tried, error)
-        return best
+        fits = (self._fit(self.own[0], self.cross[0], ridge) for ridge in RIDGES)
+        errors = torch.stack([self._error(self.prior), *(self._error(fit) for fit in fits)]).nan_to_num(torch.inf)
+        best, fitted = errors.argmin(0), self.prior
+        for choice in set(best.tolist()) - {0}:
+            fitted = torch.where((best == choice)[:, None, None], self._fit(own, cross, RIDGES[choice - 1]), fitted)
+        return fitted
 
     def _fit(self, own: Tensor, cross: Tensor, ridge: float) -> Tensor:
         """With inputs X, outputs Y and the prior A: A + (Y - A X) X' (X X' + r mean(diag X X') I)^-1."""
