@@ -27,13 +27,14 @@ from typing import Any
 import pytest
 import torch
 from exporting import one_table  # noqa: F401
+from once import made_once
 
 import secateur
 from secateur.cli import main
 from secateur.cli.command import _parse, commands
 from secateur.data.catalog import DATASETS
 from secateur.nested import map_tensors
-from secateur.pruning import least_squares, scores
+from secateur.pruning import least_squares, repair, scores
 from secateur.training import task
 from secateur.training.loop import Trainer
 
@@ -66,7 +67,7 @@ class Block:
 
     @property
     def uses_runs(self) -> bool:
-        """Whether it opens a run of the tutorial."""
+        """Whether it opens a run, which the tutorial makes."""
         return self.runs and bool(re.search(r"runs/(digits|baseline)\b", self.body))
 
     @property
@@ -95,13 +96,13 @@ def blocks_of(page: Path) -> list[Block]:
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), OWN_MODEL / "README.md"]
 BLOCKS = {str(page.relative_to(ROOT)): blocks_of(page) for page in PAGES if page.exists()}
 RUN = [page for page, blocks in BLOCKS.items() if any(block.kind in ("python", "shell") for block in blocks)]
-LONG = ("docs/howto/repair.md", "docs/howto/criteria.md")
-"""Pages that take too long for every day."""
+LONG = ("docs/howto/repair.md", "docs/howto/criteria.md", "docs/howto/quantize.md", "examples/own_model/README.md")
+"""Pages that take too long for every day. Then their commands are only parsed."""
 
 
 @pytest.fixture(scope="module")
 def miniature() -> Iterable[None]:
-    """An epoch, and an evaluation, has a few examples of the first batch; repair tries one strength."""
+    """An epoch, and an evaluation, has a few examples of the first batch; repair takes few samples and one strength."""
     epoch, prefetch = Trainer.epoch, task.prefetch
 
     def few(batches: Iterable[Any]) -> list[Any]:
@@ -110,6 +111,7 @@ def miniature() -> Iterable[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "epoch", lambda self, batches, *rest: epoch(self, few(batches), *rest))
         patch.setattr(least_squares, "RIDGES", [least_squares.RIDGE])
+        patch.setattr(repair, "SAMPLES", 1000)
         patch.setattr(task, "prefetch", lambda batches, device: few(prefetch(batches, device)))
         yield
 
@@ -117,15 +119,18 @@ def miniature() -> Iterable[None]:
 @pytest.fixture(scope="module")
 def runs(miniature: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of the tutorial, which other pages use."""
-    folder = tmp_path_factory.mktemp("tutorial")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "path", [*sys.path])
-        for block in BLOCKS[TUTORIAL]:
-            for words in block.commands:
-                if words[:2] in BEGINNING:
-                    main(words[1:])
-    return folder / "runs"
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            patch.setattr(sys, "path", [*sys.path])
+            for block in BLOCKS[TUTORIAL]:
+                for words in block.commands:
+                    if words[:2] in BEGINNING:
+                        main(words[1:])
+
+    return made_once(tmp_path_factory, "tutorial", make) / "runs"
 
 
 @pytest.fixture
@@ -135,9 +140,10 @@ def reader(
     """A folder with the examples, and with the tutorial's runs if the page uses them; leaves nothing behind."""
     own_model = tmp_path / "examples" / "own_model"
     shutil.copytree(OWN_MODEL, own_model, ignore=shutil.ignore_patterns("runs", "__pycache__"))
-    if page == TUTORIAL or any(block.uses_runs for block in BLOCKS[page]):
+    example = page.startswith("examples")
+    if page == TUTORIAL or (not example and any(block.uses_runs for block in BLOCKS[page])):
         shutil.copytree(request.getfixturevalue("runs"), tmp_path / "runs")
-    monkeypatch.chdir(own_model if page.startswith("examples") else tmp_path)
+    monkeypatch.chdir(own_model if example else tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(scores, "SCORES", dict(scores.SCORES))
     before = set(sys.modules)
@@ -165,6 +171,13 @@ def test_page(page: str, reader: None, monkeypatch: pytest.MonkeyPatch, capsys: 
                 continue  # done by `runs`
             run_command(words, block.runs, monkeypatch)
             printed = capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", LONG)
+def test_commands_of_long_pages_can_be_parsed(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for block in BLOCKS[page]:
+        for words in block.commands:
+            run_command(words, False, monkeypatch)
 
 
 def run_command(words: list[str], runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:

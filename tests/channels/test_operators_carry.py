@@ -175,7 +175,7 @@ def test_several_inputs_nested_outputs_and_a_head_for_training() -> None:
         assert report.modes == ("eval", "train")
 
 
-@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("kind", [nn.RNN, pytest.param(nn.GRU, marks=pytest.mark.slow), nn.LSTM])
 @pytest.mark.parametrize("size", [6, 8])  # 8 is how many features there are
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=["one", "four"])
 # oneDNN has an LSTM for single precision alone.

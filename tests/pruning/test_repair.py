@@ -138,6 +138,7 @@ def test_real_networks_get_nearer_to_the_whole_one(name: str, options: dict[str,
     assert {n: t.shape for n, t in repaired.state_dict().items()} == {n: t.shape for n, t in plain.state_dict().items()}
 
 
+@pytest.mark.slow  # the fuzzer's networks are repaired every day
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_networks_stay_finite_and_the_same_each_time(kind: str) -> None:
     for option, network in every_option(kind):

@@ -1,7 +1,7 @@
 """The recipes are the paper's: its numbers, written out here by hand, and the learning rates that runs really use."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,7 +82,15 @@ BASELINES = {
 }
 
 
-@pytest.mark.parametrize("name", BASELINES)
+LARGE = ("resnet50-imagenet", "vgg16m-cub200")
+
+
+def quickly(names: Iterable[str]) -> list[Any]:
+    """Those of large networks are left to the slow tests."""
+    return [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in names]
+
+
+@pytest.mark.parametrize("name", quickly(BASELINES))
 def test_the_baseline_is_trained_as_the_paper_says(name: str) -> None:
     batch_size, expected, momentum, weight_decay = BASELINES[name]
     recipe = find_recipe(name)
@@ -103,7 +111,9 @@ def test_all_baselines_on_cifar_are_trained_alike(name: str) -> None:
     assert recipe.batch_size == times * other.batch_size
 
 
-@pytest.mark.parametrize("name", ["resnet56-cifar10", "resnet50-imagenet", "fcn32s-voc", "resnet56-cifar10-authors"])
+@pytest.mark.parametrize(
+    "name", quickly(["resnet56-cifar10", "resnet50-imagenet", "fcn32s-voc", "resnet56-cifar10-authors"])
+)
 def test_the_network_is_pruned_as_the_paper_says(name: str) -> None:
     """Ten Ticks, then a Tock of ten epochs, and so on; then fine-tuning."""
     # A filter at a time, and more than ten of them.

@@ -1,6 +1,7 @@
 """Class names and preprocessing as part of a result, and what networks say of photographs."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,18 @@ def network() -> nn.Module:
     return resnet14(num_classes=3, width=0.5)
 
 
-def saved(folder: Path, **values: Any) -> secateur.Result:
+@cache
+def pruned(folder: Path | None = None) -> secateur.Result:
     """The result of a run without training."""
     torch.manual_seed(0)
     images = torch.randn(8, 3, 16, 16)
     task = secateur.classification([(images, torch.arange(8) % 3)])
     settings = secateur.TickTock.one_shot(keep_macs=0.7, finetune_epochs=0)
-    result = secateur.prune(network(), images[:1], task, settings=settings, folder=folder)
+    return secateur.prune(network(), images[:1], task, settings=settings, folder=folder)
+
+
+def saved(folder: Path, result: secateur.Result | None = None, **values: Any) -> secateur.Result:
+    result = result or pruned()
     given = {"network": NETWORK, "classes": CLASSES, "preprocessing": SMALL.to_dict(), **values}
     secateur.save(result, folder / "result", **{name: value for name, value in given.items() if value is not None})
     return result
@@ -118,7 +124,7 @@ def test_it_is_that_of_tests(tmp_path: Path) -> None:
 
 
 def test_both_networks_are_asked(tmp_path: Path) -> None:
-    result = saved(tmp_path)
+    result = saved(tmp_path, pruned(tmp_path))
     whole = load_whole(tmp_path)
     assert whole is not None
     paths = [photograph(tmp_path / "1.jpg"), photograph(tmp_path / "2.jpg", (20, 40))]

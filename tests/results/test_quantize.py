@@ -105,7 +105,7 @@ def test_weights_have_a_scale_for_each_channel_and_norms_are_folded(exported: tu
         assert len(set(scale.tolist())) > 1
 
 
-@pytest.mark.parametrize(("count", "seed"), [(16, 0), (48, 0)])
+@pytest.mark.parametrize(("count", "seed"), [(16, 0), pytest.param(48, 0, marks=pytest.mark.slow)])
 def test_ranges_come_from_the_calibration_images(
     model: nn.Module, task: Task, tmp_path: Path, count: int, seed: int
 ) -> None:
@@ -120,7 +120,7 @@ def test_ranges_come_from_the_calibration_images(
     assert float(stored[first.input[1]]) == pytest.approx(float(images[:count].max()) / 255, rel=1e-3)
 
 
-@pytest.mark.parametrize("skip", [("first",), ("first", "last")])
+@pytest.mark.parametrize("skip", [pytest.param(("first",), marks=pytest.mark.slow), ("first", "last")])
 def test_layers_that_are_skipped_stay_in_single_precision(
     model: nn.Module, task: Task, tmp_path: Path, skip: tuple[str, ...]
 ) -> None:

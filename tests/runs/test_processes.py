@@ -17,8 +17,8 @@ from typing import Any
 import many
 import pytest
 import torch
-from filelock import FileLock
 from many import CASES, CONTINUED, EVEN, NAN_AT, at_call, by_parts, outcome, run_of
+from once import made_once
 from small import Net, batches, finished, make_run, prepared, quick, same
 from torch import Tensor, nn
 
@@ -62,30 +62,26 @@ def free_port() -> str:
         return str(made.getsockname()[1])
 
 
-def lose_one(folder: Path) -> None:
-    """Two processes do a part of a run, until one of them dies: the other ends too."""
+def both(folder: Path, *cases: str, **environment: str) -> list[int | None]:
+    """Two processes do these cases; with which status they end."""
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo"}
-    pair = [Fork(many.main, folder, ["written"], DIE_AT="18", RANK=str(rank), **world) for rank in range(2)]
+    pair = [Fork(many.main, folder, cases, RANK=str(rank), **world, **environment) for rank in range(2)]
     for process in pair:
         process.join(LIMIT)
-    assert [process.exitcode for process in pair] == [1, 1]
-    assert not list(folder.glob("*.pt"))
+    return [process.exitcode for process in pair]
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which two processes have done every case, once for all workers of the tests."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "done"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            folder.mkdir()
-            lose_one(folder)
-            launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-            command = [*launch, many.__file__, str(folder), *CASES, CONTINUED]
-            environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-            subprocess.run(command, env=environment, check=True, timeout=LIMIT)
-    return folder
+    """The folder in which two processes have done every case; first one of them died in a part of a run."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        assert both(folder, "written", DIE_AT="18") == [1, 1]  # the other ends too
+        assert not list(folder.glob("*.pt"))
+        assert both(folder, *CASES, CONTINUED) == [0, 0]
+
+    return made_once(tmp_path_factory, "done", make)
 
 
 def check_same_decisions(found: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -111,6 +107,16 @@ def test_two_processes_do_what_one_does(done: Path, case: str) -> None:
             torch.testing.assert_close(own["state"][name], wanted, msg=name, **CLOSE)
     assert sum(own["seen"] for own in both) == alone["seen"]
     assert both[0]["seen"] <= both[1]["seen"] < 0.6 * alone["seen"]
+
+
+@pytest.mark.slow
+def test_torchrun(done: Path, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    subprocess.run([*launch, many.__file__, tmp_path, "averaged"], env=environment, check=True, timeout=LIMIT)
+    for found, wanted in zip(results(tmp_path, "averaged"), results(done, "averaged"), strict=True):
+        check_same_decisions(found, wanted)
+        assert same(found["state"], wanted["state"])
 
 
 @pytest.mark.parametrize("case", list(CASES))

@@ -98,7 +98,7 @@ def check_all_moments(
     monkeypatch: pytest.MonkeyPatch,
     make_task: Callable[[], Task] = lambda: prepared()[2],
     engine: Engine = STEPWISE,
-    every: int = 19,
+    every: int = 29,
     **options: Any,
 ) -> Result:
     """Resume from these moments of a run, and compare with the run that was never stopped.
@@ -121,7 +121,7 @@ def sparsely(every: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("every", [every, pytest.param(1, marks=pytest.mark.slow)])
 
 
-@sparsely(6)
+@sparsely(12)
 def test_from_every_checkpoint_and_every_event(every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = check_all_moments(quick(**RICH), tmp_path, monkeypatch, every=every)
     assert_same_result(whole, finished(quick(**RICH), *prepared()), "a folder changes nothing")
@@ -136,7 +136,7 @@ def test_from_every_checkpoint_and_every_event(every: int, tmp_path: Path, monke
         ({"optimizer": "rmsprop", "tick_epochs": 2, "cut": "end"}, {"accumulate": 2, "clip_norm": 0.1}),
         pytest.param({"score": "slim", "decay_norms": False}, {"channels_last": True}, marks=pytest.mark.slow),
         pytest.param({"score": "l1", "filter_scale": "mean", "tick_shifts": True}, {}, marks=pytest.mark.slow),
-        ({"score": "pcnn"}, {}),
+        pytest.param({"score": "pcnn"}, {}, marks=pytest.mark.slow),
         pytest.param({"score": "apoz"}, {}, marks=pytest.mark.slow),
         pytest.param({"score": "residual"}, {}, marks=pytest.mark.slow),
         pytest.param({"score": "measured"}, {}, marks=pytest.mark.slow),
@@ -149,7 +149,7 @@ def test_with_other_settings(
     check_all_moments(quick(**RICH, **settings), tmp_path, monkeypatch, engine=Engine(checkpoint_steps=1, **engine))
 
 
-@sparsely(11)
+@sparsely(19)
 def test_within_baseline_and_retrain(every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = quick(**RICH, retrain_epochs=2, keep_macs=0.8)
     baseline = briefly(epochs=2, optimizer="adamw")
@@ -164,13 +164,13 @@ def test_within_baseline_and_retrain(every: int, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("ema", [0.5, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_the_best_epoch(ema: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = quick(finetune_epochs=4, finetune_lr=0.5, best_epoch=True, keep_macs=0.8, ema=ema)
-    whole = check_all_moments(settings, tmp_path, monkeypatch, choosing, every=11)
+    whole = check_all_moments(settings, tmp_path, monkeypatch, choosing, every=19)
     held = [event.metrics["held_out"] for event in whole.history if isinstance(event, FineTune)]
     assert whole.metrics["held_out"] == pytest.approx(max(held))
 
 
 def test_plain_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = check_all_moments(briefly(ema=0.5, distill=0.5), tmp_path, monkeypatch, every=2)
+    whole = check_all_moments(briefly(ema=0.5, distill=0.5), tmp_path, monkeypatch, every=5)
     assert [type(event) for event in whole.history[1:]] == [Train, Train]
 
 
@@ -254,7 +254,10 @@ def with_chance(source: Any) -> Task:
     return replace(plain, train=source, loss=loss)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+LATER = [name for name in SOURCES if "of its own" in name]
+
+
+@pytest.mark.parametrize("source", [pytest.param(s, marks=pytest.mark.slow if s in LATER else ()) for s in SOURCES])
 def test_with_random_data(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_all_moments(quick(**RICH), tmp_path, monkeypatch, lambda: with_chance(SOURCES[source]()))
 

@@ -6,7 +6,7 @@ DIE_AT=n in the environment: the second process dies at its nth loss.
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -213,7 +213,7 @@ def continued(folder: Path) -> dict[str, Any]:
     return {"kept": result.plan.kept, "state": dict(result.model.state_dict())}
 
 
-def main(folder: Path, cases: list[str]) -> None:
+def main(folder: Path, cases: Sequence[str]) -> None:
     world = join()
     record.PATIENCE = 0
     secateur.runs.run.LOOK_EVERY = 4

@@ -70,6 +70,7 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        without = ["--no-sandbox", "--disable-gpu", "--disable-software-rasterizer"]
+        opened = playwright.chromium.launch(executable_path=program, args=without)
         yield opened
         opened.close()
