@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from secateur.cli.display import waiting
 from secateur.cli.flags import Switch
-from secateur.cli.options import Output, Source, check_folder, find_device, parse_shape
+from secateur.cli.options import Output, Source, check_folder, find_device, order_of_run, parse_shape
 from secateur.errors import InvalidModel, InvalidSetting, NotEquivalent
 from secateur.files import to_json
 from secateur.recipes.paper import is_recipe
@@ -155,20 +155,12 @@ class Export:
         """The network and its data: those of a run, or as `secateur evaluate` names them."""
         folder = Path(self.network)
         if (folder / "config.json").is_file():
-            from secateur.recipes.work import read_run
-
-            order = read_run(folder).order
-            data = order.data if self.data is None else str(self.data.absolute())
-            return replace(order, data=data, weights=str(folder), fresh=False, new_head=None)
+            return order_of_run(folder, self.data)
         name, equals, weights = self.network.partition("=")
         if folder.is_dir() or not (is_recipe(name) or ":" in name):
             remedy = "Name a run, or a recipe or NETWORK@DATASET with weights, as resnet56@cifar10=baseline.pth"
             raise InvalidSetting(f"{self.network} does not tell its data, which INT8 needs", remedy=remedy)
-        order = Source(data=self.data).order(name, Path(weights) if equals else None)
-        if not equals and not order.is_own:
-            remedy = f"Name the trained network: {name}=RUN, or {name}=FILE"
-            raise InvalidSetting(f"{name} has random weights", remedy=remedy)
-        return order
+        return Source(data=self.data).trained(name, Path(weights) if equals else None, f"{name}=")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,11 +131,8 @@ class Evaluate:
     def run(self) -> str:
         from secateur.recipes.starts import open_network
 
-        order = self.source.order(self.recipe, self.weights)
         with waiting(f"testing {self.recipe}"):
-            if self.weights is None and not order.is_own:
-                remedy = "Name what to test: --weights RUN, or --weights FILE"
-                raise InvalidSetting(f"{self.recipe} has random weights", remedy=remedy)
+            order = self.source.trained(self.recipe, self.weights)
             check_folder(order)
             job = open_network(order, find_device(self.device))
             metrics = job.task.metrics(job.model)

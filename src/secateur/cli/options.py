@@ -88,6 +88,14 @@ class Source:
             **values,
         )
 
+    def trained(self, recipe: str, weights: Path | None, name: str = "--weights ", **values: Any) -> Order:
+        """The order of a network that has weights: these, or those that the user's own code gives it."""
+        order = self.order(recipe, weights, **values)
+        if weights is None and not order.is_own:
+            remedy = f"Name the trained network: {name}RUN, or {name}FILE"
+            raise InvalidSetting(f"{recipe} has random weights", remedy=remedy)
+        return order
+
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
@@ -132,6 +140,15 @@ class NewRunOutput(RunOutput):
         if any((self.out / name).exists() for name in BEGUN):
             remedy = f"Resume it: secateur resume {self.out}; or name another folder: --out FOLDER"
             raise InvalidSetting(f"{self.out} holds a run already", remedy=remedy)
+
+
+def order_of_run(folder: Path, data: Path | None) -> Order:
+    """The network that a run ended with, and its data; they may be in another folder now."""
+    from secateur.recipes.work import read_run
+
+    order = read_run(folder).order
+    place = order.data if data is None else str(data.absolute())
+    return replace(order, data=place, weights=str(folder), fresh=False, new_head=None)
 
 
 def default_pruning(recipe: str) -> TickTock | None:

@@ -71,16 +71,13 @@ class Prune:
         given = {"epochs_scale": self.epochs_scale, "new_head": self.new_head}
         values = typed(self.settings)
         source = self.source.choosing(self.recipe, self.target_accuracy is not None or bool(values.get("best_epoch")))
-        order = source.order(self.recipe, self.weights, **given)
+        order = (source.trained if self.no_train else source.order)(self.recipe, self.weights, **given)
         if self.target_accuracy is not None:
             check_target(self.target_accuracy, values)
             values["keep_macs"] = FIRST
         settings = pruning_of(self.recipe, self.preset, values)
         if self.no_train:
             settings = _without_training(settings, values)
-            if self.weights is None and not order.is_own:
-                remedy = "Name the trained network: --weights RUN, or --weights FILE"
-                raise InvalidSetting(f"{self.recipe} has random weights, and --no-train leaves them so", remedy=remedy)
         engine = Engine.of(**typed(self.engine))
         self.output.check_new()
         config = RunConfig(order=order, settings=scaled(settings, self.epochs_scale), engine=engine)

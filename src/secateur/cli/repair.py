@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from secateur.cli.display import saved_in, waiting
 from secateur.cli.flags import Switch
-from secateur.cli.options import Output, Source, check_folder, find_device
+from secateur.cli.options import Output, Source, check_folder, find_device, order_of_run
 from secateur.errors import InvalidSetting
 from secateur.files import to_json
 from secateur.recipes.paper import is_recipe
@@ -85,23 +85,15 @@ class Repair:
     def _order(self) -> Order:
         folder = Path(self.network)
         if not (folder / "config.json").is_file() and (is_recipe(self.network) or ":" in self.network):
-            order = self.source.order(self.network, self.weights)
             if self.plan is None:
                 raise InvalidSetting(f"{self.network} is not pruned", remedy="Name what stays of it: --plan FILE")
-            if self.weights is None and not order.is_own:
-                remedy = "Name the trained network: --weights RUN, or --weights FILE"
-                raise InvalidSetting(f"{self.network} has random weights", remedy=remedy)
-            return order
-        from secateur.recipes.work import read_run
-
-        order = read_run(folder).order
+            return self.source.trained(self.network, self.weights)
         if self.weights or self.plan or replace(self.source, data=None) != Source():
             what = f"{folder} is a run, which has its own network, weights and plan"
             raise InvalidSetting(
                 what, remedy="Of --weights, --plan and the flags for data and network, use --data only"
             )
-        data = self.source.order(order.recipe).data if self.source.data is not None else order.data
-        return replace(order, data=data, weights=str(folder), fresh=False, new_head=None)
+        return order_of_run(folder, self.source.data)
 
 
 def _table(networks: dict[str, dict[str, Any]]) -> str:
