@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import secateur
 from secateur import InvalidSetting, Task, TickTock, UnreachableBudget
-from secateur.runs.duration import forecast
+from secateur.runs.duration import estimate
 from secateur.runs.events import Event, FineTune, Tick
 from secateur.runs.search import FIRST, search
 
@@ -119,8 +119,8 @@ def test_batches_that_repair_cannot_read_are_said_and_left_out() -> None:
 
 def test_what_a_run_does_without_training_is_not_timed() -> None:
     run = make_run(quick().without_training(), *prepared())
-    assert forecast(run).startswith("to do: at most about 14 Ticks with repair")
-    assert "epoch" not in forecast(run)
+    assert estimate(run).startswith("to do: at most about 14 Ticks with repair")
+    assert "epoch" not in estimate(run)
 
 
 # The best epoch

@@ -23,7 +23,7 @@ from secateur.results.artifact import save
 from secateur.results.pictures import draw_predictions
 from secateur.results.summary import shape_of
 from secateur.runs.adapt import adapted
-from secateur.runs.duration import forecast
+from secateur.runs.duration import estimate
 from secateur.runs.events import Event, Finished, Result
 from secateur.runs.prune import pruning_phases, training_phases
 from secateur.runs.record import continued, read_settings
@@ -130,7 +130,7 @@ def perform(
     if resumes:
         say(f"resumed after {run.history[-1].name}" if run.history else "resumed at its beginning")
     if not run.history:
-        say(forecast(run))
+        say(estimate(run))
     result = _finish(run, out, about, observer)
     if world.leads:
         _save(result, run, job, config, out, about, say)

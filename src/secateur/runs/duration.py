@@ -25,7 +25,7 @@ NAMES = {"finetune": "fine-tuning", "train": "training", "baseline": "training f
 """What phases are called where people read it."""
 
 
-def forecast(run: Run) -> str:
+def estimate(run: Run) -> str:
     """What the run will do, and how long an epoch and all training takes, in words."""
     epochs = sum(epochs_of(phase, run) for phase in run.phases)
     what = f"to do: {', '.join(part for phase in run.phases for part in parts_of(phase, run)) or 'nothing'}"

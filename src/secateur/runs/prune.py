@@ -18,7 +18,7 @@ from secateur.errors import InvalidSetting
 from secateur.pruning.latency import LatencyTable
 from secateur.pruning.measure import measure_latency
 from secateur.runs.adapt import adapted
-from secateur.runs.duration import forecast
+from secateur.runs.duration import estimate
 from secateur.runs.events import Finished, Result
 from secateur.runs.phases import Phase, StartPhase, TrainPhase
 from secateur.runs.record import continued
@@ -86,7 +86,7 @@ def prune(
         World.current().wait()
         run = Run(settings, phases, model, whole, task, engine=engine, folder=folder, progress=say)
     if progress is not None and not run.history:
-        say(forecast(run))
+        say(estimate(run))
     result = finish(run)
     # Pruning has checked its cuts on random inputs of the example's shape; this is the example itself.
     return replace(result, verification=verify(run.whole or model, result.plan, example))
@@ -118,7 +118,7 @@ def train(
     whole, say = Plan(graph, graph.all_kept()), progress or (lambda event: None)
     run = Run(settings, training_phases(settings), model, whole, task, engine=engine, folder=folder, progress=say)
     if progress is not None and not run.history:
-        say(forecast(run))
+        say(estimate(run))
     return finish(run)
 
 

@@ -20,6 +20,7 @@ from secateur.pruning.pruner import Pruner, Removal
 from secateur.pruning.repair import gather
 from secateur.pruning.scores import Random, check_state
 from secateur.pruning.selection import Target, check_reachable, decided
+from secateur.pruning.settings import ALIGNED
 from secateur.runs.events import Event, Tick, Tock
 from secateur.runs.forecast import NOT_FASTER, forecast
 from secateur.runs.phases import Phase, only_train_
@@ -31,8 +32,6 @@ from secateur.training.optimizers import load_optimizer_state, make_optimizer, o
 if TYPE_CHECKING:
     from secateur.runs.run import Run
 
-ALIGNED = 8
-"""On a GPU tensors are cut to multiples of this width; at odd widths masks are faster than cuts."""
 WORTH_CUTTING = 0.85
 """On a GPU tensors are cut when this share of the MACs is left since the last cut: new shapes are captured anew."""
 
@@ -100,7 +99,7 @@ class PruningPhase(Phase):
         on_cpu = run.trainer.device.type == "cpu"
         self.cut_at_once = settings.cut == "now" or (settings.cut == "auto" and on_cpu)
         self.aligns = settings.cut == "auto" and not on_cpu
-        """Whether tensors are cut to aligned widths, and the rest of what is removed is masked."""
+        """Whether tensors are cut to aligned widths, and the rest of what is removed is masked: odd widths are slow."""
         self.in_tock = trained_in_tock(pruner, run.trained)
         self.in_tick = trained_in_tick(run.model, pruner, run.trained, run.graph.final, settings.ticks.shifts)
         self.optimizer = make_optimizer(self.in_tock, settings.learning)
