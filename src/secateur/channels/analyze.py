@@ -53,7 +53,8 @@ def analyze(
         includes everything in it.
     inexact: allow channels that pass layer norm, group norm and the like, where removing is not the same as zeroing.
     probe: try the cuts on a copy, freeze what fails, e.g. because the code uses fixed sizes, and find the attributes of
-        modules that must follow a cut. Without it only the attributes of torch's own layers follow.
+        modules that must follow a cut. Without it only the attributes of torch's own layers follow, and a cut is wrong
+        where code computes with a width, as attention with one head does: call `verify`.
     progress: called with a line of text for each step.
 
     The model is left exactly as it was.

@@ -33,7 +33,7 @@ class Analyze:
     """Also free channels that pass a normalisation over channels, where removing is not the same as zeroing."""
 
     probe: Switch = True
-    """Skip the check that cuts the groups, which is faster but does not notice fixed sizes in the network's code."""
+    """Skip the check that cuts the groups: faster, but blind to sizes that the code states or computes with."""
 
     output: Output = field(default_factory=Output)
 
