@@ -11,6 +11,7 @@ import evidence
 import photographs_page
 import pytest
 import results_page
+import trunks_page
 
 from secateur.errors import InvalidSetting
 from secateur.recipes.jobs import Order
@@ -194,3 +195,13 @@ def test_controls_are_compared_with_the_reference(runs: list[Path]) -> None:
     assert "The same after 50 epochs more: 94.20 ± 0.20." in text
     assert len(used) == 17
     assert controls_page.controls({}) == ("", [])
+
+
+def test_trunks_are_the_mean_of_all_seeds() -> None:
+    def row(free: bool, narrow: int, accuracy: float) -> dict[str, Any]:
+        widths = {"conv1": narrow, "stage2.0.conv2": 32}
+        return {"rank": "score_per_mac", "macs": 0.398, "free": free, "trunks": widths, "repaired": accuracy}
+
+    files = [{"rows": [row(True, 6, 80.0), row(False, 16, 85.0)]}, {"rows": [row(True, 9, 82.0), row(False, 16, 85.4)]}]
+    (found,) = trunks_page.rows_of(files)
+    assert found == ["score per MAC", "40%", "8/32", "81.00 ± 1.41", "85.20 ± 0.28", "2"]
