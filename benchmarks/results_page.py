@@ -16,6 +16,7 @@ from photographs_page import photographs as photographs_text
 from real_images_page import segmented, without_training_set
 from repair_page import few_images, with_training, without_training
 from search_page import search as search_text
+from trunks_page import trunks
 
 from secateur.files import read_json
 from secateur.recipes.curves import draw_rankings, path_of, table_of_rankings
@@ -337,6 +338,7 @@ SECTIONS: list[Callable[[Sets], str]] = [
     few_images,
     with_training,
     controls,
+    trunks,
     search,
     table3,
     gfir,
