@@ -34,15 +34,20 @@ after every Tick. Its Tock comes first and alone: between and after its Ticks th
 as the paper has it; that is an arm of its own. A difference below twice its standard error counts as equal; an arm of
 one seed is taken to spread as the reference does. Made by `secateur reproduce controls`.
 
+{found}{missing}
+
+The network trained once more: {lifted}.{whole}"""
+
+FOUND = {
+    "controls-resnet56": """\
 Two things matter: which channels go, and that training starts from trained weights. Channels chosen by L1 norm or at
 random end below the reference; Taylor and Slim are equal. The shape that pruning found, trained from random weights for
 as many epochs, is no better than a network that is evenly narrower, and both stay below. The rest makes no difference
 that three seeds would show at this budget: Ticks or all at once, Tocks between Ticks or one before them, repair,
 distillation, and training the whole network once more. Repair pays where there is less training after it; see
-[without training](#without-training).{missing}
-
-The network trained once more: {lifted}.{whole}"""
-
+[without training](#without-training)."""
+}
+"""What the runs of a network have shown, which is read again when there are new ones."""
 DEAD = """\
 Runs that ended at chance are left out of the mean, and n says of how many it is. Pruning broke the network. {dead}"""
 
@@ -62,7 +67,8 @@ def controls(sets: dict[str, dict[str, list[Evidence]]]) -> tuple[str, list[Evid
         known = {arm.rpartition("-")[0] or arm for arm in arms}
         missing = [arm for arm in (*ARMS, "whole") if arm not in known]
         told = f"\n\nNot measured yet: {', '.join(missing)}." if missing else ""
-        parts += [f"{title}.", TEXT.format(lifted=lifted, whole=whole, missing=told), table(heads, rows)]
+        given = {"lifted": lifted, "whole": whole, "found": FOUND.get(name, ""), "missing": told}
+        parts += [f"{title}.", TEXT.format(**given), table(heads, rows)]
         dead = [describe(run) for arm in arms.values() for run in arm if not alive(run)]
         parts += [DEAD.format(dead=" ".join(dead))] if dead else []
     return "\n\n".join(parts), used
