@@ -62,7 +62,7 @@ def free_port() -> str:
         return str(made.getsockname()[1])
 
 
-def both(folder: Path, *cases: str, **environment: str) -> list[int | None]:
+def in_two(folder: Path, *cases: str, **environment: str) -> list[int | None]:
     """Two processes do these cases; with which status they end."""
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo"}
     pair = [Fork(many.main, folder, cases, RANK=str(rank), **world, **environment) for rank in range(2)]
@@ -77,9 +77,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(folder: Path) -> None:
         folder.mkdir()
-        assert both(folder, "written", DIE_AT="18") == [1, 1]  # the other ends too
+        assert in_two(folder, "written", DIE_AT="18") == [1, 1]  # the other ends too
         assert not list(folder.glob("*.pt"))
-        assert both(folder, *CASES, CONTINUED) == [0, 0]
+        assert in_two(folder, *CASES, CONTINUED) == [0, 0]
 
     return made_once(tmp_path_factory, "done", make)
 
