@@ -46,14 +46,13 @@ LOSS = Callable[[nn.Module, Any], Tensor]
 class TorchPruning:
     """Torch-Pruning on one network."""
 
-    def __init__(self, job: Job, model: nn.Module, options: argparse.Namespace) -> None:
+    def __init__(self, job: Job, model: nn.Module, limit: float, options: argparse.Namespace) -> None:
         import torch_pruning
 
         self.count = torch_pruning.utils.count_ops_and_params
-        self.job, self.model = job, model
+        self.job, self.model, self.limit = job, model, limit
         self.device = torch.device(options.device)
         self.precision = PRECISIONS.get(options.precision)
-        self.limit = options.keep_macs * analyze(model, job.example, probe=False).macs
         [*_, classifier] = [module for module in model.modules() if isinstance(module, nn.Linear)]
         given = {"global_pruning": True, "pruning_ratio": 1.0, "iterative_steps": STEPS, "ignored_layers": [classifier]}
         if options.method == "taylor":
@@ -91,7 +90,7 @@ class TorchPruning:
         self.model.zero_grad()
 
 
-def fastnas(job: Job, model: nn.Module, options: argparse.Namespace) -> nn.Module:
+def fastnas(job: Job, model: nn.Module, limit: float, options: argparse.Namespace) -> nn.Module:
     """ModelOpt's pruning of one network; the widths of all layers may be any."""
     import modelopt.torch.opt as mto
     import modelopt.torch.prune as mtp
@@ -109,7 +108,7 @@ def fastnas(job: Job, model: nn.Module, options: argparse.Namespace) -> nn.Modul
     pruned, _ = mtp.prune(
         model,
         mode=[("fastnas", {"nn.Conv2d": widths, "nn.BatchNorm2d": {"*": {}}})],
-        constraints={"flops": options.keep_macs * analyze(model, job.example, probe=False).macs},
+        constraints={"flops": limit},
         dummy_input=job.example,
         config={"data_loader": batches, "score_func": score, "verbose": False},
     )
@@ -137,19 +136,21 @@ def main() -> None:
     pruning = find_recipe(options.recipe).pruning
     whole, teacher = job.model, copy_model(job.model)
     model = copy_model(whole)
+    macs = analyze(whole, job.example, probe=False).macs
+    limit = options.keep_macs * macs
     learning = pruning.learning
     epochs = EPOCHS
     if options.method == "fastnas":
-        model = fastnas(job, model, options)
+        model = fastnas(job, model, limit, options)
         epochs += pruning.tocks.epochs
     elif options.method == "norm":
-        peer = TorchPruning(job, model, options)
+        peer = TorchPruning(job, model, limit, options)
         loss = distilled(job.task.loss, teacher, learning.distill, learning.distill_temperature)
         sparse = max(1, round(options.epochs_scale * pruning.tocks.epochs))
         peer.learn_sparsely_(loss, sparse, pruning.tocks.lr, learning.weight_decay)
         peer.prune_(scores=False)
     else:
-        TorchPruning(job, model, options).prune_(scores=True)
+        TorchPruning(job, model, limit, options).prune_(scores=True)
         epochs += pruning.tocks.epochs
     graph = analyze(model, job.example, probe=False)
     settings = Training(schedule=replace(pruning.finetune, epochs=epochs), learning=learning)
@@ -161,8 +162,7 @@ def main() -> None:
     )
     result = finish(run)
     before = job.task.metrics(whole)
-    macs = graph.macs / analyze(whole, job.example, probe=False).macs
-    told = {"whole": before, "cut": result.metrics_before, "after": result.metrics, "macs": macs}
+    told = {"whole": before, "cut": result.metrics_before, "after": result.metrics, "macs": graph.macs / macs}
     print(options.method, told)
     if options.out is not None:
         about = {key: getattr(options, key) for key in ("recipe", "method", "seed", "precision", "epochs_scale")}

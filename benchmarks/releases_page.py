@@ -40,9 +40,9 @@ How each was tried:
 - *Not built*: the release does not have the network, takes other arguments, or does not run with the packages here.
 - Seconds are CPU seconds of the analyses, on a machine that other work shared. *Ratio* compares them with the newest
   release, on the networks that both have. A release above {SLOWER} counts as slower. The releases between the newest
-  and the oldest were timed on days when the machine was slower by a third, and have not been timed again: most of those
-  that count are not slower. A network with a `train()` of its own is analysed in both modes, which takes twice as long:
-  those of segmentation-models-pytorch 0.6.0, but not of 0.4.0.
+  and the oldest were timed while the machine was slower, and have not been timed again: a high ratio may come from that
+  alone. A network with a `train()` of its own is analysed in both modes, which takes twice as long: those of
+  segmentation-models-pytorch 0.6.0, but not of 0.4.0.
 
 torchvision and torchaudio are left out: each of their releases is compiled for one release of torch. So are packages
 without a release since {since}: asteroid, basicsr, denoiser, easyocr, efficientnet_pytorch, encodec, facenet-pytorch,

@@ -16,20 +16,20 @@ TRUNKS = ("conv1", "stage2.0.conv2", "stage3.0.conv2")
 LAYERS = 57
 RANKS = {"score": "score", "score_per_mac": "score per MAC"}
 TEXT = """\
-A trunk is a group of channels that residual sums tie: one channel of it has gates in every block of its stage. Their
-scores add up, so that it comes late by score; it saves MACs in as many layers, so that it comes earlier by score per
-MAC.
+A trunk is a group of channels coupled by residual sums: one channel has a gate in every block of its stage. The scores
+of these gates add up, so the channel goes late in a ranking by score. It saves MACs in as many layers, so it goes
+earlier by score per MAC.
 
 **All at once, without training.** The checkpoint of the paper's authors, Taylor's score on {labelled} images, repaired
-with {images} others. "Kept" forbids to cut the trunks.
+with {images} others. "Kept": the trunks must stay whole.
 
 {table}
 
 By score the trunks stay whole down to a tenth of the MACs. By score per MAC they shrink, the more the less is left, and
 that does not pay: from 40% of the MACs on the network is better with its trunks kept, and better than by score. The
-scores of a channel's gates take each gate by itself, but the channel goes from all blocks at once. Whoever cuts deep in
-one step should therefore keep the trunks: `--at-least conv1 1.0 stage2.0.conv2 1.0 stage3.0.conv2 1.0`, with the names
-of `secateur analyze`. Small steps, [above](#without-training), come to a little more, at many times the cost.
+score of a gate is about that gate alone, but the channel leaves all blocks at once. So keep the trunks if you cut deep
+in one step: `--at-least conv1 1.0 stage2.0.conv2 1.0 stage3.0.conv2 1.0`; `secateur analyze` shows the names. Small
+steps, [above](#without-training), come to a little more, at many times the cost.
 
 Made by `python benchmarks/trunks.py resnet56@cifar10 --data cifar --weights WEIGHTS --seed SEED`.
 

@@ -67,7 +67,7 @@ class Block:
 
     @property
     def uses_runs(self) -> bool:
-        """Whether it opens a run, which the tutorial makes."""
+        """Whether it opens a run of the tutorial."""
         return self.runs and bool(re.search(r"runs/(digits|baseline)\b", self.body))
 
     @property

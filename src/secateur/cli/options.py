@@ -88,11 +88,11 @@ class Source:
             **values,
         )
 
-    def trained(self, recipe: str, weights: Path | None, name: str = "--weights ", **values: Any) -> Order:
+    def trained(self, recipe: str, weights: Path | None, flag: str = "--weights ", **values: Any) -> Order:
         """The order of a network that has weights: these, or those that the user's own code gives it."""
         order = self.order(recipe, weights, **values)
         if weights is None and not order.is_own:
-            remedy = f"Name the trained network: {name}RUN, or {name}FILE"
+            remedy = f"Name the trained network: {flag}RUN, or {flag}FILE"
             raise InvalidSetting(f"{recipe} has random weights", remedy=remedy)
         return order
 
