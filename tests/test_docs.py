@@ -208,6 +208,13 @@ def test_commands_in_text_can_be_parsed(page: Path, capsys: pytest.CaptureFixtur
             pytest.fail(f"{command}: {capsys.readouterr().err}")
 
 
+def test_files_that_pages_include_stand_alone_on_their_lines() -> None:
+    """Elsewhere the name of the file is shown as text."""
+    for page in PAGES:
+        for line in page.read_text().splitlines():
+            assert "--8<--" not in line or re.fullmatch(r' *--8<-- "[^"]+"', line), page
+
+
 def test_blocks_are_found() -> None:
     """A fence that the pattern above does not match would be skipped."""
     for page in PAGES:
