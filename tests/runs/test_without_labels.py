@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small import Net, batches, briefly, finished, make_run, prepared, quick, same, states
-from torch import nn
+from torch import Tensor, nn
 
-from secateur import InvalidSetting, Plan, Result, TickTock, Training, classification
+from secateur import InvalidSetting, Plan, Result, TickTock, Training, analyze, classification
 from secateur.runs.prune import finish, training_phases
 from secateur.runs.run import Run
 from secateur.training.distill import distilled
@@ -95,8 +95,19 @@ def test_with_a_weight_of_one_the_loss_of_the_task_does_not_matter(broken: float
     torch.testing.assert_close(found.detach(), expected)
 
 
+class Dropping(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(self.drop(images))
+
+
 def test_fixed_statistics_stay_and_are_used_in_training() -> None:
-    net, graph, task = prepared()
+    _, _, task = prepared()
+    net = Dropping().double()
+    graph = analyze(net, batches(1)[0][0])
     torch.manual_seed(1)
     for norm in (module for module in net.modules() if isinstance(module, nn.BatchNorm2d)):
         norm.running_mean = torch.randn_like(norm.weight)
@@ -107,11 +118,11 @@ def test_fixed_statistics_stay_and_are_used_in_training() -> None:
     run = Run(settings, training_phases(settings), net, whole, task)
     run.on_step = lambda *_: modes.append({name: module.training for name, module in run.model.named_modules()})
     result = finish(run)
-    norms = {name for name, module in net.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    two_modes = {name for name, module in net.named_modules() if isinstance(module, (nn.BatchNorm2d, nn.Dropout))}
     assert modes
-    assert all({name for name, training in seen.items() if not training} == norms for seen in modes)
+    assert all({name for name, training in seen.items() if not training} == two_modes for seen in modes)
     # The same training by hand, in evaluation mode; no other layer of this network has two modes.
-    expected = Net().double().eval()
+    expected = Dropping().double().eval()
     expected.load_state_dict(net.state_dict())
     for images, labels in task.train:
         F.cross_entropy(expected(images), labels).backward()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from secateur.errors import InvalidData
 from secateur.randomness import preserved, random_state, restore_random
@@ -51,7 +52,7 @@ class Work:
     trains: bool = True
     """Whether the optimizer steps. Otherwise the network stays as it is, in evaluation mode: for scores alone."""
     fixed_statistics: bool = False
-    """Whether batch norms use their running statistics, and keep them."""
+    """Whether batch norms use their running statistics, and keep them, and nothing is dropped out."""
     capturable: bool = True
     """Whether these calls compute on the device alone."""
     steps: int = 0
@@ -132,7 +133,7 @@ class Trainer:
         self.model.train(work.trains)
         if work.fixed_statistics:
             for module in self.model.modules():
-                if isinstance(module, _BatchNorm):
+                if isinstance(module, (_BatchNorm, _DropoutNd)):
                     module.eval()
         self._total.fill_(position.total)
         self._count.fill_(position.step)

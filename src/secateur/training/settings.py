@@ -89,7 +89,8 @@ class Learning(Settings):
     """Temperature that softens both outputs."""
 
     fixed_statistics: bool = False
-    """Batch norms use their running statistics in training too, and keep them: for few images."""
+    """In training too, batch norms use their running statistics, and keep them, and nothing is dropped out: for few
+    images."""
 
     ema: float = 0.0
     """Decay of a moving average of the weights, which becomes the result of fine-tuning; 0 for none."""
