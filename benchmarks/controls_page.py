@@ -41,10 +41,11 @@ The network trained once more: {lifted}.{whole}"""
 FOUND = {
     "controls-resnet56": """\
 Two things matter: which channels go, and that training starts from trained weights. Channels chosen by L1 norm or at
-random end below the reference; Taylor and Slim are equal. The shape that pruning found, trained from random weights for
-as many epochs, is no better than a network that is evenly narrower, and both stay below. The rest makes no difference
-that three seeds would show at this budget: Ticks or all at once, Tocks between Ticks or one before them, repair,
-distillation, and training the whole network once more. Repair pays where there is less training after it; see
+random end below the reference; Taylor, Slim and PCNN are equal. The shape that pruning found, trained from random
+weights for as many epochs, is no better than a network that is evenly narrower, and both stay below. The rest makes no
+difference that three seeds would show at this budget: no Tock at all, one before the Ticks, or some between them; Ticks
+or all at once; repair; distillation; erased squares; and training the whole network once more. The whole network gains
+nothing from 50 epochs more either. Repair pays where there is less training after it; see
 [without training](#without-training)."""
 }
 """What the runs of a network have shown, which is read again when there are new ones."""
