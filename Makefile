@@ -5,11 +5,13 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # The CPU build of torch cannot load torchvision's compiled operators; tests/shim supplies them.
 BENCHMARK := PYTHONPATH=tests/shim $(BIN)/python
 
-.PHONY: demo test test-slow mutants lint format types docs docs-serve coverage releases speed ranking schedules small overhead latency results clean
+.PHONY: demo test test-slow mutants lint format types docs docs-serve coverage releases speed ranking schedules small overhead results clean
 
 demo: $(VENV)/.demo
 	$(BIN)/secateur demo
 
+# Tests start many processes, which are faster where Python may keep what it has compiled.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist worksteal
 
@@ -57,9 +59,6 @@ schedules: $(VENV)/.dev
 
 small: $(VENV)/.dev
 	$(BIN)/python benchmarks/small_networks.py
-
-latency: $(VENV)/.dev
-	$(BENCHMARK) benchmarks/latency.py
 
 results: $(VENV)/.dev
 	$(BIN)/python benchmarks/results_page.py

@@ -50,7 +50,8 @@ nothing from 50 epochs more either. Repair pays where there is less training aft
 }
 """What the runs of a network have shown, which is read again when there are new ones."""
 DEAD = """\
-Runs that ended at chance are left out of the mean, and n says of how many it is. Pruning broke the network. {dead}"""
+Runs that ended at chance are left out of the mean; n says how many runs are in it. Pruning broke those networks.
+{dead}"""
 
 
 def controls(sets: dict[str, dict[str, list[Evidence]]]) -> tuple[str, list[Evidence]]:

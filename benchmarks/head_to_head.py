@@ -3,7 +3,7 @@
     python benchmarks/head_to_head.py resnet56-cifar10-ours --data cifar --weights runs/lifted --method taylor \\
         --keep-macs 0.3
 
-taylor: Torch-Pruning's group Taylor score, from gradients of ten batches before each of 400 small steps; then as many
+taylor: Torch-Pruning's group Taylor score, from gradients of ten batches before each of 100 small steps; then as many
 epochs of fine-tuning as our Tock and fine-tuning have together. norm: its group norm, after ten epochs of its sparse
 learning; then our fine-tuning. The classifier is excluded by hand, as its users do. fastnas: NVIDIA ModelOpt's search
 over widths, by the accuracy on some of the training images; then as many epochs as after taylor. It needs
@@ -36,7 +36,7 @@ from secateur.runs.run import Run
 from secateur.training.distill import distilled
 from secateur.training.loop import PRECISIONS
 
-STEPS, BATCHES, EPOCHS = 400, 10, 40
+STEPS, BATCHES, EPOCHS = 100, 10, 40
 """Steps of removal, batches before each of them, and epochs of fine-tuning."""
 SEARCHED, BATCHES_SEARCHED = 2000, 50
 """Training images by which ModelOpt compares widths, in as many batches as it wants for the statistics of norms."""

@@ -37,7 +37,7 @@ trains shifts in Ticks, begins with a Tock, and fine-tunes for 50 epochs in batc
 weights a fifth as far in an epoch. That seems to be half of the cause: with the code's settings the mean of three seeds
 is 0.15 below the paper at -60%, and the best of them 0.02; at -70% it is 0.22 below, and the best of them 0.13. We
 report the last epoch. The best epoch of a run, chosen by the test images, would be 0.0 to 0.3 higher where every epoch
-was evaluated; which of the two others report is mostly not known."""
+was evaluated; most other papers do not say which they report."""
 OURS = """\
 Our recipe, chosen below, first trains the whole network for 80 epochs more, which lifts it to {again} ({again_30} in
 the runs to -70%, for which seed 2 was trained anew). At -60% the pruned network is level with that one, which is what

@@ -13,11 +13,11 @@ from secateur.training.settings import Learning, Schedule
 
 SEARCH = """\
 We chose it on images held out: networks of our own were trained on 45,000 of the training images and pruned to 30% of
-the MACs, with `secateur prune` and `secateur finetune`, `--hold-out 5000` and the flags in the table. Accuracy is over
-the 5,000 images that neither the network nor the run has seen; the standard error of one such number is 0.35, and the
-same run twice (w-erase, w2-erase) came to 94.44 and 94.14. Those with w- and w2- are the whole network, trained from a
-file of random weights (w-labels-again: from w-labels); those with s-, t- and u- are pruned from one of them, u- to 40%
-of the MACs.
+the MACs, with `secateur prune` and `secateur train --weights RUN`, `--hold-out 5000` and the flags in the table.
+Accuracy is over the 5,000 images that neither the network nor the run has seen; the standard error of one such number
+is 0.35, and the same run twice (w-erase, w2-erase) came to 94.44 and 94.14. Those with w- and w2- are the whole
+network, trained from a file of random weights (w-labels-again: from w-labels); those with s-, t- and u- are pruned from
+one of them, u- to 40% of the MACs.
 
 {table}
 

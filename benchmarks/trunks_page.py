@@ -26,10 +26,10 @@ with {images} others. "Kept": the trunks must stay whole.
 {table}
 
 By score the trunks stay whole down to a tenth of the MACs. By score per MAC they shrink, the more the less is left, and
-that does not pay: from 40% of the MACs on the network is better with its trunks kept, and better than by score. The
-score of a gate is about that gate alone, but the channel leaves all blocks at once. So keep the trunks if you cut deep
-in one step: `--at-least conv1 1.0 stage2.0.conv2 1.0 stage3.0.conv2 1.0`; `secateur analyze` shows the names. Small
-steps, [above](#without-training), come to a little more, at many times the cost.
+that does not pay: at 40% of the MACs and below the network is better with its trunks kept, and better than by score.
+The score of a gate is about that gate alone, but the channel leaves all blocks at once. So keep the trunks if you cut
+deep in one step: `--at-least conv1 1.0 stage2.0.conv2 1.0 stage3.0.conv2 1.0`; `secateur analyze` shows the names.
+Small steps, [above](#without-training), come to a little more, at many times the cost.
 
 Made by `python benchmarks/trunks.py resnet56@cifar10 --data cifar --weights WEIGHTS --seed SEED`.
 

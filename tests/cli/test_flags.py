@@ -99,7 +99,7 @@ def test_a_prefix() -> None:
         ("prune", "resnet56-cifar10-ours", {"--retrain-epochs": "80", "--finetune-shape": "warmup", "--ema": "0.0"}),
         ("prune", "fcn32s-voc", {"--tick-lr": "1e-10", "--filter-scale": "mean", "--keep-macs": "0.73"}),
         ("prune", OWN, {"--optimizer": "adamw", "--keep-params": "0.6"}),
-        ("prune", "", {"--keep-macs": "none", "--tick-removes": "0.01"}),
+        ("prune", "", {"--keep-macs": "none", "--tick-removes": "1.0", "--distill": "0.9", "--finetune-epochs": "5"}),
     ],
 )
 def test_help_shows_the_values_of_the_recipe(secateur: Call, command: str, recipe: str, shown: dict[str, str]) -> None:

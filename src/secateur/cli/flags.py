@@ -18,12 +18,12 @@ Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 """A flag that is either typed or not, unlike the flags of settings, which have a --no- form too."""
 
 
-def flags_of(kind: type[Settings], shown: Settings | None = None, prefix: str = "") -> type:
+def flags_of(kind: type[Settings], shown: Mapping[str, Any] | None = None, prefix: str = "") -> type:
     """A dataclass with a field for every value of the settings, by flat name; None is a flag that was not typed.
 
-    shown: what --help shows as defaults; otherwise those of the class.
+    shown: the values that --help shows as defaults, by flat name; otherwise those of the class.
     """
-    return _flags_of(kind, shown.to_dict() if shown is not None else _defaults_of(kind, prefix), prefix)
+    return _flags_of(kind, _defaults_of(kind, prefix) if shown is None else shown, prefix)
 
 
 def _flags_of(kind: Any, shown: Mapping[str, Any], prefix: str) -> type:

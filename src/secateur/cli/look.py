@@ -112,7 +112,7 @@ class Evaluate:
 
     examples:
       secateur evaluate resnet56-cifar10 --data cifar --weights runs/pruned
-      secateur evaluate resnet56-cifar10 --data cifar --weights authors_resnet56.ckp
+      secateur evaluate resnet56-cifar10 --data cifar --weights authors_resnet56_cifar10.ckp
     """
 
     recipe: str

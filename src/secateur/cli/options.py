@@ -162,6 +162,15 @@ def default_pruning(recipe: str) -> TickTock | None:
     return own_settings(recipe)
 
 
+def shown_pruning(recipe: str) -> dict[str, Any]:
+    """The values that --help shows as defaults, by flat name."""
+    default = default_pruning(recipe)
+    if default is None:
+        # The budget has no default, and the rank depends on what it counts.
+        return {**TickTock.preset("quick", keep_macs=0.5).to_dict(), "keep_macs": None}
+    return default.to_dict()
+
+
 def pruning_of(recipe: str, preset: Preset | None, values: dict[str, Any]) -> TickTock:
     """How to prune, with the values that were typed; of a recipe, a preset changes all but its budget and limits."""
     default = default_pruning(recipe)

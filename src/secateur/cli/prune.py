@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from secateur.cli.flags import Switch, flags_of, typed
-from secateur.cli.options import NewRunOutput, RunOutput, Source, default_pruning, pruning_of
+from secateur.cli.options import NewRunOutput, RunOutput, Source, pruning_of, shown_pruning
 from secateur.cli.runs import start
 from secateur.cli.search import SEARCH, resume_search, start_search
 from secateur.errors import InvalidSetting
@@ -62,7 +62,7 @@ class Prune:
 
     @classmethod
     def flags(cls, recipe: str) -> dict[str, type]:
-        return {"settings": flags_of(TickTock, default_pruning(recipe)), "engine": flags_of(Engine)}
+        return {"settings": flags_of(TickTock, shown_pruning(recipe)), "engine": flags_of(Engine)}
 
     def run(self) -> str:
         from secateur.recipes.work import RunConfig

@@ -24,7 +24,7 @@ class Reproduce:
 
     examples:
       secateur reproduce table1 --data cifar --precision bf16 --channels-last
-      secateur reproduce table1 --data cifar --baseline authors_resnet56.ckp --recipe resnet56-cifar10-authors
+      secateur reproduce table1 --data cifar --baseline authors_resnet56_cifar10.ckp --recipe resnet56-cifar10-authors
       secateur reproduce table3 --data cifar --epochs-scale 0.01 --out rehearsal
       secateur reproduce gfir --recipe vgg16m-cifar100 --data cifar --only "slim*"
       secateur reproduce photographs --data birds --weights mobilenet_v2.safetensors --in-memory

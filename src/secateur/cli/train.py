@@ -62,7 +62,7 @@ class Train:
 
     @classmethod
     def flags(cls, recipe: str) -> dict[str, type]:
-        return {"settings": flags_of(Training, default_training(recipe)), "engine": flags_of(Engine)}
+        return {"settings": flags_of(Training, default_training(recipe).to_dict()), "engine": flags_of(Engine)}
 
     def run(self) -> str:
         from secateur.recipes.controls import narrowed
