@@ -58,8 +58,8 @@ def test_shuffling_is_anew_each_time_and_by_seed() -> None:
 
 
 def test_parts() -> None:
-    part = arrays().subset(0.5, None, torch.Generator().manual_seed(0))
-    assert len(part.labels) == 5
+    part = arrays().subset(0.6, None, torch.Generator().manual_seed(0))
+    assert len(part.labels) == 6
     assert torch.equal(part.labels, part.images.flatten().long() % 3)
     part = arrays().subset(1.0, 2, torch.Generator().manual_seed(0))
     assert Counter(part.labels.tolist()) == {0: 2, 1: 2, 2: 2}
@@ -228,6 +228,21 @@ def made(**options: Any) -> Arrays:
     return Arrays(**{"images": torch.zeros(10, 3, 2, 2), "labels": torch.arange(10), "batch_size": 4, **options})
 
 
+def test_a_small_part_is_a_batch_even_where_the_last_is_dropped() -> None:
+    part = made(drop_last=True).subset(0.2, None, torch.Generator())
+    assert [labels.shape[0] for _, labels in part] == [2]
+
+
+def test_a_part_does_not_end_with_a_single_example() -> None:
+    assert [labels.shape[0] for _, labels in made().subset(0.9, None, torch.Generator())] == [4, 4]
+
+
+def test_classes_of_label_maps_cannot_be_drawn() -> None:
+    maps = made(labels=torch.zeros(10, 2, 2).long())
+    with pytest.raises(InvalidData, match=r"labels of shape \(10, 2, 2\) for 10 examples, wanted one class for each"):
+        maps.subset(1.0, 2, torch.Generator())
+
+
 @pytest.mark.parametrize(
     ("act", "got", "wanted"),
     [
@@ -236,7 +251,6 @@ def made(**options: Any) -> Arrays:
         (lambda: made(labels=torch.ones(10, dtype=torch.bool)), torch.bool, "numbers of classes"),
         (lambda: made(labels=torch.arange(10, device="meta")), "cpu and meta", "one device"),
         (lambda: made(drop_last=True, batch_size=11), 10, "11 examples"),
-        (lambda: made(drop_last=True).subset(0.2, None, torch.Generator()), 2, "4 examples"),
         (lambda: made(crop=-1), -1, "0 pixels or more"),
         (lambda: made(erase=-1), -1, "0 to 2 pixels"),
         (lambda: made(erase=3), 3, "0 to 2 pixels"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from secateur.data.workers import in_workers
+from secateur.errors import InvalidData
 
 
 @pytest.fixture
@@ -38,3 +39,13 @@ def test_memory_goes_with_the_pass(workers: int, passes: int) -> None:
     made.close()
     del made, memory
     assert all(each() is None for each in held)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_arrives_as_it_was_raised(workers: int) -> None:
+    def fail(number: int, memory: torch.Tensor) -> int:
+        raise InvalidData("7.png is damaged", got=number, remedy="Remove it")
+
+    with pytest.raises(InvalidData) as caught:
+        next(in_workers(fail, range(2), workers, size=8, used=1))
+    assert str(caught.value) == "7.png is damaged: got 0. Remove it"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import secateur
+import secateur.results.quantize as quantize
 from secateur.data.arrays import Arrays
 from secateur.errors import InvalidModel, NotEquivalent
 from secateur.models.resnet_cifar import CifarResNet
@@ -76,6 +77,17 @@ def convolutions(path: Path) -> list[tuple[onnx.NodeProto, np.ndarray]]:
             weight = node.input[1]
             found.append((node, stored[weight] if weight in stored else stored[made[weight].input[0]]))
     return found
+
+
+@pytest.mark.parametrize(("narrow", "largest"), [(True, 64), (False, 127)])
+def test_weights_have_seven_bits_where_sums_overflow(
+    model: nn.Module, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrow: bool, largest: int
+) -> None:
+    monkeypatch.setattr(quantize, "overflows", lambda: narrow)
+    found = export_int8(model, IMAGES[:1], task, tmp_path / "network.onnx", images=8)
+    weights = [weight for _, weight in convolutions(tmp_path / "network.onnx")]
+    assert max(abs(weight.astype(int)).max() for weight in weights) == largest
+    assert (found.weight_bits, "7 bits" in str(found)) == (7 if narrow else 8, narrow)
 
 
 def test_int8_is_compared_with_the_network(model: nn.Module, exported: tuple[Path, Quantized]) -> None:

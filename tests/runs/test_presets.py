@@ -13,7 +13,7 @@ from small import Net, batches, choosing, finished, make_run, prepared, quick, s
 from torch import Tensor, nn
 
 import secateur
-from secateur import InvalidSetting, Task, TickTock, UnreachableBudget
+from secateur import InvalidSetting, Task, TickTock, Training, UnreachableBudget
 from secateur.runs.duration import estimate
 from secateur.runs.events import Event, FineTune, Tick
 from secateur.runs.search import FIRST, search
@@ -115,6 +115,33 @@ def test_batches_that_repair_cannot_read_are_said_and_left_out() -> None:
     assert any("no repair, since a batch does not show" in line for line in said if isinstance(line, str))
     with pytest.raises(secateur.InvalidData, match="does not show"):
         pruned("quick", task, finetune_epochs=1, adapt=False, distill=0.0)
+
+
+def test_batches_that_the_loss_prepares_are_not_repaired_with() -> None:
+    raw = [((255 * images).long(), labels) for images, labels in batches()]
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0].double() / 255), batch[1])
+
+    result, said = pruned("quick", Task(raw, loss), finetune_epochs=1)
+    assert isinstance(result.settings, TickTock)
+    assert result.settings.repair == 0
+    assert any(
+        "no repair, since the network does not take what a batch" in line for line in said if isinstance(line, str)
+    )
+
+
+def test_settings_of_another_kind_are_refused() -> None:
+    net, _, task = prepared()
+    example = batches(1)[0][0]
+    given: list[tuple[Any, Any]] = [
+        (secateur.prune, Training()),
+        (secateur.prune, {"keep_macs": 0.5}),
+        (secateur.train, TickTock.of(keep_macs=0.5)),
+    ]
+    for act, got in given:
+        with pytest.raises(InvalidSetting, match=f"got {type(got).__name__}"):
+            act(net, example, task, settings=got)
 
 
 def test_what_a_run_does_without_training_is_not_timed() -> None:

@@ -169,6 +169,17 @@ def test_the_best_epoch(ema: float, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert whole.metrics["held_out"] == pytest.approx(max(held))
 
 
+def test_a_finished_run_with_masks_left_gives_its_best_epoch_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a("cuda", monkeypatch)
+    monkeypatch.setattr(secateur.runs.run.Run, "chosen_by", lambda run: -float(run.epoch))  # the first is the best
+    settings = quick(finetune_epochs=4, best_epoch=True, keep_macs=0.45, min_ratio=0.0)
+    net, graph, _ = prepared()
+    first, again = (finished(settings, net, graph, choosing(), folder=tmp_path) for _ in range(2))
+    assert same(states(first.model), states(again.model))
+
+
 def test_plain_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = check_all_moments(briefly(ema=0.5, distill=0.5), tmp_path, monkeypatch, every=5)
     assert [type(event) for event in whole.history[1:]] == [Train, Train]

@@ -71,7 +71,7 @@ class Train:
         given = {"--weights": self.weights, "--shape-of": self.shape_of, "--narrow-to": self.narrow_to}
         if len(names := [name for name, value in given.items() if value is not None]) > 1:
             raise InvalidSetting("these do not go together", got=" and ".join(names))
-        teacher = str(self.teacher) if self.teacher is not None else None
+        teacher = str(self.teacher.absolute()) if self.teacher is not None else None
         values = {"fresh": self.shape_of is not None, "new_head": self.new_head, "teacher": teacher}
         source = self.source.choosing(self.recipe, bool(typed(self.settings).get("best_epoch")))
         order = source.order(self.recipe, self.weights or self.shape_of, **values)

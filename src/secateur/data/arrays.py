@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from secateur.errors import InvalidData
-from secateur.training.batches import check_batch_size, choose
+from secateur.training.batches import check_batch_size, choose, without_single
 from secateur.training.shards import BatchShard
 
 
@@ -89,11 +89,13 @@ class Arrays:
 
     def subset(self, fraction: float, per_class: int | None, generator: torch.Generator) -> Arrays:
         """A random part: a fraction of all, or `per_class` examples of every class."""
-        return self._take(choose(self.labels.shape[0], self.labels.cpu(), fraction, per_class, generator))
+        chosen = choose(self.labels.shape[0], self.labels.cpu(), fraction, per_class, generator)
+        return self._take(chosen if per_class else without_single(chosen, self.batch_size))
 
     def _take(self, indices: Tensor) -> Arrays:
         indices = indices.to(self.labels.device)
-        return replace(self, images=self.images[indices], labels=self.labels[indices])
+        drops = self.drop_last and indices.numel() >= self.batch_size
+        return replace(self, images=self.images[indices], labels=self.labels[indices], drop_last=drops)
 
     def hold_out(self, count: int, seed: int = 0) -> tuple[Arrays, Arrays]:
         """The rest, and `count` examples drawn by that seed, unshuffled and without augmentation."""

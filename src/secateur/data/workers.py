@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from secateur.errors import SecateurError
+
 Request = TypeVar("Request")
 Made = TypeVar("Made")
 
@@ -48,6 +50,8 @@ def in_workers(
     results: Any = iter(loader)
     try:
         for made in results:
+            if isinstance(made, SecateurError):
+                raise made
             request, place = waiting.popleft()
             yield request, made, memory[place]
     finally:
@@ -78,7 +82,10 @@ class _Maker(Dataset):
     memory: list[Tensor]
 
     def __getitems__(self, request: tuple[Any, int]) -> Any:
-        return self.make(request[0], self.memory[request[1]])
+        try:
+            return self.make(request[0], self.memory[request[1]])
+        except SecateurError as error:
+            return error  # raised in a worker, it would arrive with the worker's traceback as its text
 
 
 def _as_it_is(made: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,6 +58,7 @@ class Quantized:
     bytes_after: int
     images: int
     """Calibration images."""
+    weight_bits: int = 8
 
     @property
     def lost(self) -> float:
@@ -76,6 +78,10 @@ class Quantized:
         ]
         lines = [f"{name:<14}{before:>12}{after:>12}" for name, before, after in rows]
         lines.append(f"{self.agreement:.2f}% get the same class; {self.images} calibration images")
+        if self.weight_bits < 8:
+            lines.append(
+                f"weights have {self.weight_bits} bits: this CPU has no VNNI, and sums of larger ones overflow"
+            )
         if self.lost > TOLERATED:
             lines.append(
                 f"warning: quantisation costs {self.lost:.2f} points. Use more calibration images or another method, "
@@ -145,7 +151,14 @@ def export_int8(
             bytes_before=whole.stat().st_size,
             bytes_after=small.stat().st_size,
             images=sum(each.size for each in inputs),
+            weight_bits=7 if overflows() else 8,
         )
+
+
+def overflows() -> bool:
+    """Whether this CPU adds two products in 16 bits, which is too few for weights of 8: x86 without VNNI."""
+    known = getattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    return platform.machine().lower() in ("x86_64", "amd64") and not known()
 
 
 def export_roughly_int8(model: nn.Module, example: Any, path: str | Path) -> None:
@@ -193,6 +206,7 @@ def quantize_file(
                 Reader(),
                 quant_format=tool.QuantFormat.QDQ,
                 per_channel=True,
+                reduce_range=overflows(),
                 activation_type=tool.QuantType.QUInt8,
                 weight_type=tool.QuantType.QInt8,
                 calibrate_method=getattr(tool.CalibrationMethod, METHODS[method]),

@@ -23,7 +23,7 @@ def adapted(
     """The settings without repair or distillation where the task does not allow it, if they say `adapt`."""
     if not settings.adapt or not check_task(task).labelled:
         return settings
-    if settings.repair and (why := _why_no_repair(graph, task)) is not None:
+    if settings.repair and (why := _why_no_repair(model, graph, task)) is not None:
         say(f"note: no repair, since {why}")
         settings = settings.but(repair=0)
     if settings.learning.distill and (why := _why_no_teacher(model, graph, task)) is not None:
@@ -32,13 +32,19 @@ def adapted(
     return settings
 
 
-def _why_no_repair(graph: ChannelGraph, task: Task) -> str | None:
-    """Why no images can be drawn for repair, if so."""
+@torch.no_grad()
+def _why_no_repair(model: nn.Module, graph: ChannelGraph, task: Task) -> str | None:
+    """Why there are no images for repair, if so."""
     try:
         with seeded(0):
-            gather(map(task.inputs, task.train), graph.calls["eval"][0], 1)
+            call = gather(map(task.inputs, task.train), graph.calls["eval"][0], 1)[0]
     except (SecateurError, KeyError, TypeError) as error:
         return str(error)
+    try:
+        call.on(next(model.parameters()).device)(copy_model(model).eval())
+    except Exception as error:  # of the network's own code
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return f"the network does not take what a batch begins with ({reason}); batch= of the task says what it takes"
     return None
 
 

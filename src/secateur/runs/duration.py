@@ -14,7 +14,7 @@ from secateur.runs.phases import Phase, TrainPhase
 from secateur.runs.run import Run
 from secateur.runs.ticktock import PruningPhase
 from secateur.training.batches import prefetch, share_of
-from secateur.training.loop import check_loss, norms_named
+from secateur.training.loop import check_loss, norms_named, set_modes_
 from secateur.words import counted, duration
 
 BATCHES = 4
@@ -66,7 +66,8 @@ def trains(phase: Phase) -> bool:
 
 def seconds_of_batch(run: Run) -> float:
     """Seconds to load a batch and to compute its gradients, in the mean over the first few."""
-    model = copy_model(run.model if run.pruner is None or run.whole is None else run.whole).train()
+    model = copy_model(run.model if run.pruner is None or run.whole is None else run.whole)
+    set_modes_(model, True, run.settings.learning.fixed_statistics)
     device, timed = run.trainer.device, list[float]()
     begun = last = time.perf_counter()
     with seeded(run.settings.seed):

@@ -217,6 +217,7 @@ class TrainPhase(Phase):
             run.save()
         if self.best is not None and epochs:
             run.progress(self.best.restore_(run, epochs))
+            self.best = None  # its tensors are wider than those of the network, once that is cut
         if run.pruner is not None:
             run.pruner.finish()
         self.ema = None
@@ -246,8 +247,8 @@ class TrainPhase(Phase):
         for own, value in zip(self.tensors(), state["ema"], strict=True):
             own.copy_(value)
         self.unfinished = state["unfinished"]
-        if state.get("best") is not None:
-            self.best = Best(**state["best"])
+        best = state.get("best")
+        self.best = Best(**best) if best is not None else None
 
 
 def _own_teacher(run: Run) -> bool:

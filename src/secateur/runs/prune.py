@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -29,6 +29,8 @@ from secateur.training.distributed import World
 from secateur.training.engine import Engine
 from secateur.training.settings import Training
 from secateur.training.task import Task
+
+Some = TypeVar("Some", bound=TickTock | Training)
 
 
 def prune(
@@ -98,7 +100,14 @@ def chosen(preset: Preset | None, settings: TickTock | None, values: dict[str, A
         return TickTock.preset(preset or "quick", **values)
     if preset is not None:
         raise InvalidSetting("preset and settings do not go together", remedy="Pass one of them")
-    return settings.but(**values)
+    return checked(settings, TickTock).but(**values)
+
+
+def checked(settings: Some, kind: type[Some]) -> Some:
+    """The settings; raises for anything else."""
+    if not isinstance(settings, kind):
+        raise InvalidSetting("the settings are of another kind", got=type(settings).__name__, wanted=kind.__name__)
+    return settings
 
 
 def train(
@@ -113,7 +122,7 @@ def train(
     **values: Any,
 ) -> Result:
     """Train a copy of the model; the arguments are those of `prune`, and `values` as epochs=10 or lr=0.1."""
-    settings = settings.but(**values) if settings is not None else Training.of(**values)
+    settings = Training.of(**values) if settings is None else checked(settings, Training).but(**values)
     graph = analyze(model, example, probe=False)
     whole, say = Plan(graph, graph.all_kept()), progress or (lambda event: None)
     run = Run(settings, training_phases(settings), model, whole, task, engine=engine, folder=folder, progress=say)

@@ -269,6 +269,7 @@ class PruningPhase(Phase):
             prepare=self.folded.prepare if self.folded is not None else None,
             collect=self.folded.collect if self.folded is not None else None,
             trains=not ticks or self.settings.ticks.lr > 0,
+            fixed_statistics=self.settings.learning.fixed_statistics,
             capturable=not ticks or self.pruner.score.capturable,
             tensors=lambda: list(self.pruner.score.state().values()),
             **values,

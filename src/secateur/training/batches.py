@@ -150,6 +150,13 @@ def choose(
     order = torch.randperm(size, generator=generator, device="cpu")
     if per_class is None or labels is None:
         return order[: max(1, round(fraction * size))]
+    if labels.dim() != 1 or labels.numel() != size:
+        raise InvalidData(
+            "examples per class cannot be drawn",
+            got=f"labels of shape {tuple(labels.shape)} for {size} examples",
+            wanted="one class for each",
+            remedy="Use a fraction instead",
+        )
     by_class = order[torch.argsort(labels[order], stable=True)]
     _, sizes = torch.unique_consecutive(labels[by_class], return_counts=True)
     place = torch.arange(size, device="cpu") - torch.repeat_interleave(torch.cumsum(sizes, 0) - sizes, sizes)
@@ -203,7 +210,7 @@ def loads_by_index(source: Any) -> TypeGuard[DataLoader]:
 
 def _labels(dataset: Any) -> Tensor:
     for name in ("targets", "labels"):
-        if hasattr(dataset, name):
+        if getattr(dataset, name, None) is not None:
             return _numbers(getattr(dataset, name))
     tensors = getattr(dataset, "tensors", ())
     if len(tensors) > 1:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 
 from secateur.errors import InvalidData
 from secateur.randomness import preserved, random_state, restore_random
@@ -52,7 +51,7 @@ class Work:
     trains: bool = True
     """Whether the optimizer steps. Otherwise the network stays as it is, in evaluation mode: for scores alone."""
     fixed_statistics: bool = False
-    """Whether batch norms use their running statistics, and keep them, and nothing is dropped out."""
+    """Whether batch norms use their running statistics, and keep them, and dropout is off."""
     capturable: bool = True
     """Whether these calls compute on the device alone."""
     steps: int = 0
@@ -130,11 +129,7 @@ class Trainer:
         Raises `NonFiniteLoss` with the step at which the loss stopped being a number.
         """
         position = start or Position()
-        self.model.train(work.trains)
-        if work.fixed_statistics:
-            for module in self.model.modules():
-                if isinstance(module, (_BatchNorm, _DropoutNd)):
-                    module.eval()
+        set_modes_(self.model, work.trains, work.fixed_statistics)
         self._total.fill_(position.total)
         self._count.fill_(position.step)
         self._broken.fill_(NEVER)
@@ -334,6 +329,19 @@ class Trainer:
             own += [self.scaler._scale, self.scaler._growth_tracker]
         forward = partial(self._forward, work)
         return GraphedStep(step, forward, batch, self.model, work.optimizer, [*work.tensors(), *own])
+
+
+def set_modes_(model: nn.Module, trains: bool, fixed_statistics: bool) -> None:
+    """Put the network into the mode in which it trains, or into evaluation mode.
+
+    fixed_statistics: all its layers compute as in evaluation, but for recurrent ones, which cuDNN trains in training
+        mode alone. Modules that hold others keep the mode: detectors return losses in no other.
+    """
+    model.train(trains)
+    for module in model.modules() if fixed_statistics else ():
+        leaf = next(module.children(), None) is None and not isinstance(module, nn.RNNBase)
+        if leaf or isinstance(module, _BatchNorm):
+            module.eval()
 
 
 def check_loss(loss: Any) -> None:

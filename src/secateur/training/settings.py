@@ -89,7 +89,7 @@ class Learning(Settings):
     """Temperature that softens both outputs."""
 
     fixed_statistics: bool = False
-    """In training, batch norms use and keep their running statistics, and dropout is off: for few images."""
+    """In training, layers compute as in evaluation: batch norms keep statistics, dropout is off. For few images."""
 
     ema: float = 0.0
     """Decay of a moving average of the weights, which becomes the result of fine-tuning; 0 for none."""
