@@ -131,6 +131,17 @@ def test_batches_that_the_loss_prepares_are_not_repaired_with() -> None:
     )
 
 
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_a_loss_that_scales_the_images_excludes_repair(scale: float) -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(scale * (batch[0] + batch[0].roll(1, 0)) / 2), batch[1])
+
+    result, said = pruned("quick", Task(batches(), loss), finetune_epochs=1)
+    assert isinstance(result.settings, TickTock)
+    assert result.settings.repair == (512 if scale == 1 else 0)
+    assert any("other numbers than the batch holds" in str(line) for line in said) == (scale != 1)
+
+
 def test_settings_of_another_kind_are_refused() -> None:
     net, _, task = prepared()
     example = batches(1)[0][0]
