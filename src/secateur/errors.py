@@ -71,7 +71,7 @@ class RunInUse(SecateurError):
 
 
 class LostProcess(SecateurError):
-    """Another process of the same run has ended."""
+    """Another process of the same run has ended, or stands still."""
 
 
 class MissingExtra(SecateurError, ImportError):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import accumulate
 from typing import Any
 
@@ -14,6 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from secateur.errors import LostProcess
+
+PATIENCE = timedelta(minutes=30)
+"""How long a process waits for the others. The leading one evaluates meanwhile, which takes minutes."""
 
 
 @dataclass(frozen=True)
@@ -164,19 +168,21 @@ def join() -> World:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
             # Processes would tell each other of buffers while they capture, and wait for one that has failed to.
             os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
-        dist.init_process_group("nccl" if cuda else "gloo")
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE)
     return World.current()
 
 
 @contextmanager
 def losing_processes(remedy: str) -> Iterator[None]:
-    """Raise `LostProcess` with this remedy for errors that occur because another process has ended."""
+    """Raise `LostProcess` with this remedy for errors that occur because another process has ended or stands still."""
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, dist.DistError | _LostConnection):
             raise
-        raise LostProcess("another process of this run has ended", remedy=remedy) from error
+        minutes = int(PATIENCE.total_seconds() // 60)
+        what = f"another process of this run has ended, or has not answered for {minutes} minutes"
+        raise LostProcess(what, remedy=remedy) from error
 
 
 class _LostConnection(RuntimeError):
