@@ -124,7 +124,7 @@ def test_a_run_in_progress(copied: Path) -> None:
     lines = (copied / "events.jsonl").read_text().splitlines(keepends=True)
     (copied / "events.jsonl").write_text("".join(lines[:3]) + '{"event": "Ti')
     page = render(read_runs([copied]))
-    assert "not finished: Tick 2, " in page
+    assert "no result yet: Tick 2, " in page
     assert len(figures_of(page)["metric-0"]["data"][0]["y"]) == 3
     (copied / "events.jsonl").write_text("".join(lines[:2]))
     page = render(read_runs([copied]))

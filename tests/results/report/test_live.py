@@ -54,7 +54,7 @@ def test_the_page_follows_the_run(browser: Any, growing: tuple[Path, list[str]],
     append(folder, first)  # tells the metrics, whose charts the page does not have
     page.wait_for_selector("#metric-0 .main-svg")
     page.wait_for_selector("html[data-drawn]")
-    assert page.locator("#status").inner_text() == "not finished: Start, 100.0% of the MACs left"
+    assert page.locator("#status").inner_text() == "no result yet: Start, 100.0% of the MACs left"
     assert page.locator("#removals").is_hidden()
     append(folder, *lines[:3])
     view.until("document.getElementById('scores-0').data?.[0].x.length === 2")

@@ -131,14 +131,14 @@ class Run:
 
     @property
     def status(self) -> str:
-        """Whether it is finished, or how far it is."""
+        """Whether there is a result, or how far it is."""
         if self.finished:
             return "finished"
         if not self.moments:
             return "begun"
         left = share(self.cost("macs")[1], self.cost("macs")[0])
         kept = f", {left:.1%} of the MACs left" if left is not None and self.prunes else ""
-        return f"not finished: {self.moments[-1].name}{kept}"
+        return f"no result yet: {self.moments[-1].name}{kept}"
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
