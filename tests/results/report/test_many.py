@@ -1,6 +1,7 @@
-"""Runs of a hundred thousand events: some of them are drawn, and nothing that was removed is lost."""
+"""Runs of very many events, some of which are drawn, and of very many layers."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -60,6 +61,22 @@ def test_many_phases_are_few_shapes(copied: Path) -> None:
     shapes = figures_of(render([read_run(copied, "run")]))["metric-0"]["layout"]["shapes"]
     assert [shape["name"] for shape in shapes] == ["Tick", "Tock", "fine-tuning"]
     assert [shape["path"].count("M") for shape in shapes] == [900, 900, 1]
+
+
+@pytest.mark.parametrize("count", [300, 1000, 1001])
+def test_very_many_layers_are_drawn_as_lines_without_gaps(count: int, copied: Path) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (name, width, members), *_ = config["layers"]
+    config["layers"] = [[f"{name}.{number}", width, members] for number in range(count)]
+    (copied / "config.json").write_text(json.dumps(config))
+    shutil.rmtree(copied / "result")
+    figures = figures_of(render([read_run(copied, "run")]))
+    before, after = figures["channels-0"]["data"]
+    assert before["type"] == after["type"] == ("bar" if count <= 1000 else "scatter")
+    assert before["y"] == [width] * count
+    assert after["y"] == [after["y"][0]] * count
+    assert after["y"][0] < width
+    assert figures["removals-0"]["data"][0]["ygap"] == 0
 
 
 @pytest.mark.parametrize("change", [{"event": ["Tick"]}, {"removed": {"0": "x"}}, {"removed": [1]}])

@@ -14,8 +14,8 @@ ROW = 17
 """Height of a layer in pixels."""
 MOST_ROWS = 60
 """Layers from which on the height does not grow."""
-MANY = 60
-"""Ticks from which on there is no gap between them."""
+MANY_TICKS, MANY_LAYERS = 60, 300
+"""From which on there is no gap between them: it would take the place of what it separates."""
 
 
 Lost = list[dict[str, int]]
@@ -57,8 +57,8 @@ def _removals(
         "colorscale": [[0, "--paper"], [1e-6, "--heat-low"], [1, "--heat-high"]],
         "zmin": 0,
         "zmax": most,
-        "xgap": 1 if len(ticks) < MANY else 0,
-        "ygap": 1,
+        "xgap": 1 if len(ticks) < MANY_TICKS else 0,
+        "ygap": 1 if len(names) < MANY_LAYERS else 0,
         "hovertemplate": "%{y}<br>Tick %{x}: %{customdata} removed, %{z:.3~g}%<extra></extra>",
         "colorbar": {
             "orientation": "h",

@@ -12,6 +12,8 @@ from secateur.results.structure import Layer
 
 WIDTH = 0.86
 """Of all bars of a layer together; 1 leaves no gap."""
+MANY = 1000
+"""Layers from which on lines are drawn instead of bars, which would be less than a pixel wide and take seconds."""
 
 Placed = list[tuple[int, Run]]
 """Runs with their index among all, which is their colour."""
@@ -32,10 +34,11 @@ def structure_charts(runs: Sequence[Run]) -> list[Chart]:
 def _channels(shown: Placed, number: int, several: bool) -> Chart:
     """The paper's Appendix E."""
     layers = shown[0][1].layers if shown else []
-    whole = {**_bars(layers, [layer.before for layer in layers], "before", "--before"), "width": WIDTH}
-    whole["marker"]["line"] = {"color": "--quiet", "width": 1}
+    outlined = {"color": "--before", "line": {"color": "--quiet", "width": 1}}
+    before_each = [layer.before for layer in layers]
+    whole = _trace(layers, before_each, "before", "--before", {"width": WIDTH, "marker": outlined})
     after: list[list[float]] = [[layer.after for layer in run.layers] for _, run in shown]
-    before = sum(layer.before for layer in layers)
+    before = sum(before_each)
     counts = [
         f"{run.name + ': ' if several else ''}{sum(left):,} of {before:,} filters are left"
         for (_, run), left in zip(shown, after, strict=True)
@@ -78,26 +81,40 @@ def _percentages(shown: Placed, number: int, several: bool) -> Chart:
 def _beside(
     shown: Placed, heights: list[list[float]], word: str, several: bool, unit: str = ""
 ) -> list[dict[str, Any]]:
-    """Bars of the runs, within the width of the layer's bar before pruning."""
+    """The runs, within the width of the layer's bar before pruning."""
     width = WIDTH / max(1, len(shown))
     return [
-        {
-            **_bars(run.layers, values, run.name if several else word, colour(index), unit),
-            "width": width,
-            "offset": -WIDTH / 2 + place * width,
-        }
+        _trace(
+            run.layers,
+            values,
+            run.name if several else word,
+            colour(index),
+            {"width": width, "offset": -WIDTH / 2 + place * width, "marker": {"color": colour(index)}},
+            unit,
+            filled=len(shown) == 1,
+        )
         for place, ((index, run), values) in enumerate(zip(shown, heights, strict=True))
     ]
 
 
-def _bars(layers: list[Layer], heights: Sequence[float], name: str, shade: str, unit: str = "") -> dict[str, Any]:
+def _trace(
+    layers: list[Layer],
+    heights: Sequence[float],
+    name: str,
+    shade: str,
+    bars: dict[str, Any],
+    unit: str = "",
+    filled: bool = True,
+) -> dict[str, Any]:
+    """Bars, or a line with steps where there are very many layers."""
+    line = {"shape": "hvh", "width": 1, "color": shade}
+    lines = {"mode": "lines", "line": line, "fill": "tozeroy" if filled else "none", "fillcolor": shade}
     return {
-        "type": "bar",
         "name": markup(name),
         "x": [markup(text(layer.name)) for layer in layers],
         "y": drawn(heights),
-        "marker": {"color": shade},
         "hovertemplate": f"%{{y:.4~g}}{unit}",
+        **({"type": "bar", **bars} if len(layers) <= MANY else {"type": "scatter", **lines}),
     }
 
 
