@@ -1,9 +1,11 @@
-"""How long the report of a run of very many events takes: to be written, and to be opened.
+"""How long the report of a run of very many events or layers takes: to be written, and to be opened.
 
 python benchmarks/report_speed.py --events 100000
+python benchmarks/report_speed.py --events 80 --layers 10000
 
-A small network is pruned. Its Ticks and Tocks are repeated until there are so many events; then the command writes the
-report. If there is a chromium, it opens the page and waits until all charts are drawn.
+A small network is pruned. Its layers are repeated, and its Ticks and Tocks, until there are so many; each Tick then
+removes something of some of the layers. The command writes the report. If there is a chromium, it opens the page and
+waits until all charts are drawn.
 """
 
 import argparse
@@ -41,13 +43,22 @@ def make_run(folder: Path) -> None:
     secateur.prune(model, images[:1], task, settings=settings, folder=folder)
 
 
-def repeat(history: Path, count: int) -> None:
-    """Turn the events of a run into so many: the first, Ticks and Tocks in turn that remove nothing, and the last."""
+def repeat(run: Path, count: int, layers: int) -> None:
+    """Turn the events of a run into so many, the first, Ticks and Tocks in turn, and the last; and the layers."""
+    config, history = run / "config.json", run / "events.jsonl"
+    about = json.loads(config.read_text())
+    _, width, _ = about["layers"][0]
+    groups = [f"stage.{number}.conv" for number in range(layers)]
+    about |= {"layers": [[group, width, {group: 1}] for group in groups]}
+    config.write_text(json.dumps(about))
     events: list[dict[str, Any]] = [json.loads(line) for line in history.read_text().splitlines()]
     kinds = {event["event"]: event for event in events}
-    groups = {group: 0 for event in events for group in event.get("removed", {})}
-    pair = {**kinds["Tick"], "removed": groups}, kinds["Tock"]
-    middle = [{**pair[place % 2], "number": place // 2 + 1} for place in range(count - 2)]
+    ticks = max(1, (count - 2) // 2)
+    middle = []
+    for place in range(count - 2):
+        number = place // 2
+        removed = {"removed": dict.fromkeys(groups[number::ticks], 1)} if place % 2 == 0 else {}
+        middle.append({**kinds["Tock" if place % 2 else "Tick"], "number": number + 1, **removed})
     made = [events[0], *middle, events[-1]]
     history.write_text("".join(json.dumps(event) + "\n" for event in made))
 
@@ -83,15 +94,16 @@ def time_opening(page: Path, times: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=100_000)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--times", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         run, page = Path(name) / "run", Path(name) / "report.html"
         make_run(run)
-        repeat(run / "events.jsonl", options.events)
+        repeat(run, options.events, options.layers)
         size = (run / "events.jsonl").stat().st_size
         command = [sys.executable, "-m", "secateur", "report", str(run), "--out", str(page)]
-        print(f"{options.events:,} events, {size / 1e6:.1f} MB")
+        print(f"{options.events:,} events of {options.layers:,} layers, {size / 1e6:.1f} MB")
         print(f"written: {median(lambda: subprocess.run(command, check=True, capture_output=True), options.times)}")
         print(f"the page: {page.stat().st_size / 1e6:.1f} MB")
         print(f"opened: {time_opening(page, options.times)}")
