@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
         return type(value)(map_tensors(v, change) for v in value)
     if type(value) is dict:
         return {k: map_tensors(v, change) for k, v in value.items()}
-    if isinstance(value, dict):
+    if isinstance(value, (dict, UserDict)):
         changed = copy.copy(value)
         for k, v in value.items():
             changed[k] = map_tensors(v, change)

@@ -182,6 +182,9 @@ class Pruner:
             remedy = "Call observe() after loss.backward(), before zero_grad(), with a loss that the gated layers reach"
             raise InvalidSetting("no gate has a gradient", remedy=remedy)
         self.score.observe()
+        for module in self.gates.modules:
+            if not module.gate_fold.trained:
+                module.gate_phi.grad = None  # of a frozen weight: scored, but no optimizer is to train it
 
     def add_l1_(self, strength: float) -> None:
         """Add the subgradient of `strength * sum |phi|` to the gradients; after `observe`, before the step."""
@@ -227,7 +230,8 @@ class Pruner:
     ) -> Removal:
         """Remove the channels with the lowest scores, and begin a new score.
 
-        fraction: at most this share of the filters that remain, or one branch; without it, as many as the budget needs.
+        fraction: at most this share of the filters that remain, or one branch, or as many channels as `multiple_of`
+            says; without it, as many as the budget needs.
         budget: where to stop, such as Budget(macs=0.4).
         step: at most this share of what the budget counts.
         optimizer: the one that trains the model, so that its state is cut too.

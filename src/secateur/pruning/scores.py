@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from secateur.channels.cost import is_kept
 from secateur.channels.labels import Role
@@ -231,6 +232,13 @@ class OutputScore(Score):
     def begin(self, gates: Gates) -> None:
         super().begin(gates)
         self.close()
+        for site, module in zip(gates.sites, gates.modules, strict=True):
+            if site.kind != "norm" and not isinstance(module, nn.Linear | _ConvNd):
+                raise InvalidModel(
+                    f"{type(self).__name__} needs the outputs of the weight {site.weight!r} of {site.module!r}",
+                    got="those of a module that may do more than apply it",
+                    remedy="Use a score of gradients or weights, such as taylor, or leave the module whole by `ignore`",
+                )
         phis = [module.gate_phi for module in gates.modules]
         if [(s.shape, s.device) for s in self.sums] == [(phi.shape, phi.device) for phi in phis]:
             zero_(self.state())
@@ -241,6 +249,8 @@ class OutputScore(Score):
 
     def _hook(self, number: int) -> Callable[[nn.Module, Any, Tensor], None]:
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+            if not torch.is_grad_enabled():
+                return  # a validation
             # (batch, channels, space) for any number of axes of space; the channels of a linear layer come last.
             channel_axis = -1 if isinstance(module, nn.Linear) else min(1, output.dim() - 1)
             self.see(

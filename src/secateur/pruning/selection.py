@@ -48,8 +48,8 @@ class Target:
         return self.table.value(self.graph, kept)
 
     def at(self, share: float) -> Target:
-        """The same with another share."""
-        return Target(Budget(**{self.budget.counts: share}), self.graph, self.table)
+        """The same with another share, at most 1: what is left may take longer than the whole."""
+        return Target(Budget(**{self.budget.counts: min(1.0, share)}), self.graph, self.table)
 
     def left(self, kept: Tensor) -> float:
         """The share that is left."""

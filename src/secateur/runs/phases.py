@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from secateur.channels.shrink import tensors_of
+from secateur.channels.shrink import copy_model, tensors_of
 from secateur.errors import InvalidSetting
 from secateur.runs.events import Event, FineTune, Start, Train
 from secateur.training.ema import Ema
@@ -80,8 +80,10 @@ class StartPhase(Phase):
 
     def events(self, run: Run) -> Iterator[Event]:
         started = time.perf_counter()
-        original = run.metrics(run.whole, exact=True) if run.whole is not None and not run.started_whole else {}
-        given = run.whole if run.started_whole else run.model
+        # Of a copy: a forward pass may write to buffers, and the whole network is the caller's.
+        whole = copy_model(run.whole) if run.whole is not None else None
+        original = run.metrics(whole, exact=True) if whole is not None and not run.started_whole else {}
+        given = whole if run.started_whole else run.model
         metrics = run.metrics(given, exact=True)
         if run.pruning is not None and (doubt := _doubt(run, given, metrics)) is not None:
             run.progress(f"warning: {doubt}. {TRAIN_FIRST}")

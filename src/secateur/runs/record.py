@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from secateur.channels.guard import check_extra_state
-from secateur.channels.shrink import tensors_of
+from secateur.channels.shrink import copy_model, tensors_of
 from secateur.errors import InvalidData, InvalidSetting, RunInUse
 from secateur.files import serialize, write_atomic, write_synced
 from secateur.models.weights import load_weights_
@@ -132,8 +132,12 @@ class Record:
         self.run.world.wait()
 
     def load_network(self, phase: str, model: nn.Module) -> None:
-        """Give the model the weights that `keep_network` has kept."""
-        load_weights_(model, self.path / f"{phase}.safetensors", exact=True)
+        """Give the model the weights that `keep_network` has kept; its tensors keep their memory formats."""
+        read = copy_model(model)
+        load_weights_(read, self.path / f"{phase}.safetensors", exact=True)
+        kept = tensors_of(read)
+        for name, tensor in tensors_of(model).items():
+            tensor.data.copy_(kept[name])
 
     def finish(self) -> None:
         if self.folder is not None:

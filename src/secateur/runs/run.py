@@ -323,7 +323,11 @@ class Run:
         self.phase.start(self)
         tensors = tensors_of(self.model)
         for name, value in state["model"].items():
-            tensors[name].copy_(value)
+            if name in tensors:
+                tensors[name].copy_(value)
+            else:  # a buffer that the forward pass has made
+                path, _, attribute = name.rpartition(".")
+                self.model.get_submodule(path).register_buffer(attribute, value.to(self.trainer.device))
         self.trainer.scaler.load_state_dict(state["scaler"])
         self.phase.load_state_dict(self, state["phase"])
         self.keep_good_state()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeGuard
 
 import torch
@@ -74,7 +76,13 @@ def count(batches: Iterable[Any]) -> int:
 
 
 def num_examples(batch: Any) -> int | None:
-    """How many examples a batch has, by its first tensor with axes; None where it has none."""
+    """How many examples a batch has, by its first tensor with axes; None where it has none.
+
+    Lists of images with as many targets count as many: ([image, image], [{"boxes": ...}, {"boxes": ...}]).
+    """
+    match batch:
+        case [[*images], [{}, *_] as targets] if len(images) == len(targets):
+            return len(images)
     return next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim()), None)
 
 
@@ -126,8 +134,22 @@ def draw(batches: Iterable[Any], fraction: float, per_class: int | None, generat
             remedy="Use a fraction instead",
         )
     number = count(batches)
-    chosen = set(torch.randperm(number, generator=generator)[: max(1, round(fraction * number))].tolist())
-    return [batch for index, batch in enumerate(batches) if index in chosen]
+    return Part(batches, set(torch.randperm(number, generator=generator)[: max(1, round(fraction * number))].tolist()))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some batches of a source, each loaded when it is needed."""
+
+    batches: Iterable[Any]
+    places: set[int]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[Any]:
+        some = islice(self.batches, max(self.places) + 1)
+        return (batch for place, batch in enumerate(some) if place in self.places)
 
 
 def unaugmented(batches: Any) -> Any:
@@ -227,8 +249,8 @@ def _labels(dataset: Any) -> Tensor:
 
 def _numbers(labels: Any) -> Tensor:
     """Labels as numbers; names are numbered in order of appearance."""
-    if isinstance(labels, Tensor):
-        return labels.cpu()
-    listed = list(labels)
+    if isinstance(labels, Tensor) or getattr(getattr(labels, "dtype", None), "kind", None) in ("b", "i", "u"):
+        return torch.as_tensor(labels).cpu()
+    listed = [label.item() if isinstance(label, Tensor) and label.numel() == 1 else label for label in labels]
     number = {label: index for index, label in enumerate(dict.fromkeys(listed))}
     return torch.tensor([number[label] for label in listed], device="cpu")

@@ -334,13 +334,16 @@ class Trainer:
 def set_modes_(model: nn.Module, trains: bool, fixed_statistics: bool) -> None:
     """Put the network into the mode in which it trains, or into evaluation mode.
 
-    fixed_statistics: all its layers compute as in evaluation, but for recurrent ones, which cuDNN trains in training
-        mode alone. Modules that hold others keep the mode: detectors return losses in no other.
+    fixed_statistics: all its layers compute as in evaluation. Modules that hold others keep the mode: detectors return
+        losses in no other.
+
+    Recurrent layers are always in training mode: cuDNN gives no gradients in another.
     """
     model.train(trains)
-    for module in model.modules() if fixed_statistics else ():
-        leaf = next(module.children(), None) is None and not isinstance(module, nn.RNNBase)
-        if leaf or isinstance(module, _BatchNorm):
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.train()
+        elif fixed_statistics and (next(module.children(), None) is None or isinstance(module, _BatchNorm)):
             module.eval()
 
 
