@@ -303,8 +303,10 @@ def other_weights(net: Net, graph: Any, task: Task) -> dict[str, Any]:
     return {}
 
 
+SHORT: dict[str, Any] = {"keep_macs": 0.8, "finetune_epochs": 1}
+
 OTHER: dict[str, Callable[[Net, Any, Task], dict[str, Any]]] = {
-    "tick_lr, seed": lambda net, graph, task: {"settings": quick(tick_lr=0.5, seed=3)},
+    "tick_lr, seed": lambda net, graph, task: {"settings": quick(**SHORT, tick_lr=0.5, seed=3)},
     "accumulate": lambda net, graph, task: {"engine": Engine(accumulate=2)},
     "example": lambda net, graph, task: {"graph": analyze(net, torch.rand(1, 2, 6, 12, dtype=torch.float64))},
     "weights": other_weights,
@@ -315,15 +317,20 @@ OTHER: dict[str, Callable[[Net, Any, Task], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", OTHER)
 def test_another_run_is_refused_by_name_and_the_right_one_is_resumed(name: str, tmp_path: Path) -> None:
-    net, graph, task = stop_after(2, tmp_path, compared={"name": "mine"})
+    net, graph, task = stop_after(2, tmp_path, quick(**SHORT), *prepared(), compared={"name": "mine"})
     before = states(net)
-    options = {"settings": quick(), "graph": graph, "compared": {"name": "mine"}, **OTHER[name](net, graph, task)}
+    options = {
+        "settings": quick(**SHORT),
+        "graph": graph,
+        "compared": {"name": "mine"},
+        **OTHER[name](net, graph, task),
+    }
     with pytest.raises(InvalidSetting) as caught:
         make_run(options.pop("settings"), net, options.pop("graph"), task, folder=tmp_path, **options)
     assert set(name.split(", ")) <= set(str(caught.value.got).removeprefix("other ").split(", "))
     net.load_state_dict(before)
     longer = analyze(net, torch.rand(2, 2, 6, 6, dtype=torch.float64))  # the batch of the example does not matter
-    assert finished(quick(), net, longer, task, folder=tmp_path, compared={"name": "mine"}).history
+    assert finished(quick(**SHORT), net, longer, task, folder=tmp_path, compared={"name": "mine"}).history
 
 
 def test_damaged_events_are_refused_and_the_run_resumed_once_they_are_restored(tmp_path: Path) -> None:
