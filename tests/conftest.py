@@ -28,6 +28,9 @@ import torch  # noqa: E402
 
 from secateur.pruning import settings  # noqa: E402
 
+# Nobody cuts the power while the tests run.
+os.fsync = lambda handle: None
+
 # Widths that do not depend on the machine: by default they would be multiples of 8 on some.
 settings.is_x86 = lambda: False
 
