@@ -559,11 +559,11 @@ MUTANTS = """
 - return (here.stop - here.start) * self.world / size, here
 + return 1.0, here
 # gradients stay those of each process
-@ tests/training/test_distributed.py::test_two_processes[gradients]
+@ tests/training/test_distributed.py::test_two_processes
 - dist.all_reduce(flat)
 + pass
 # what only some processes have used gets no gradient in the others
-@ tests/training/test_distributed.py::test_two_processes[gradients]
+@ tests/training/test_distributed.py::test_two_processes
 - if somewhere and parameter.grad is None:
 + if False:
 # every process trains the network that it was given

@@ -5,8 +5,9 @@ The blocks of a page run in order, in one namespace and one folder, for a reader
 indented blocks and in text, commands are only parsed: they need data or hardware that is missing here, or take too
 long. Files that a page shows are blocks of another kind, `{.python}`, and have tests of their own.
 
-Pages train for minutes. Here `miniature` makes every epoch and every evaluation a few examples long; the number of
-epochs, the budgets and everything else are those of the page.
+Pages train for minutes. Here `miniature` makes every epoch and every evaluation a few examples long, networks are timed
+a few times only, and torchvision's ResNet-18 is narrow; the number of epochs, the budgets and everything else are those
+of the page.
 """
 
 from __future__ import annotations
@@ -26,15 +27,20 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from exporting import one_table  # noqa: F401
 from once import made_once
+from torch import nn
+from torchvision.models.resnet import BasicBlock, ResNet
 
 import secateur
+from secateur import timing
 from secateur.cli import main
 from secateur.cli.command import _parse, commands
 from secateur.data.catalog import DATASETS
 from secateur.nested import map_tensors
-from secateur.pruning import least_squares, repair, scores
+from secateur.pruning import least_squares, measure, repair, scores
+from secateur.results import bench
 from secateur.training import task
 from secateur.training.loop import Trainer
 
@@ -44,8 +50,10 @@ OWN_MODEL = ROOT / "examples" / "own_model"
 TUTORIAL = "docs/tutorial.md"
 BEGINNING = (["secateur", "train"], ["secateur", "prune"])
 """The tutorial's commands whose runs other pages need too."""
-EXAMPLES = 8
+EXAMPLES = 2
 """Examples in an epoch, and in an evaluation."""
+TIMES = 3
+"""How often a network is timed at most."""
 README_LINES = 120
 
 FENCE = re.compile(
@@ -100,10 +108,21 @@ LONG = ("docs/howto/repair.md", "docs/howto/criteria.md", "docs/howto/quantize.m
 """Pages that take too long for every day. Then their commands are only parsed."""
 
 
+class Narrow(ResNet):
+    def _make_layer(self, block: type[BasicBlock], planes: int, *rest: Any, **options: Any) -> nn.Sequential:
+        return super()._make_layer(block, planes // 8, *rest, **options)
+
+
+def narrow_resnet18(num_classes: int) -> nn.Module:
+    network = Narrow(BasicBlock, [2, 2, 2, 2])
+    network.fc = nn.Linear(512 // 8, num_classes)
+    return network
+
+
 @pytest.fixture(scope="module")
 def miniature() -> Iterable[None]:
     """An epoch, and an evaluation, has a few examples of the first batch; repair takes few samples and one strength."""
-    epoch, prefetch = Trainer.epoch, task.prefetch
+    epoch, prefetch, timed = Trainer.epoch, task.prefetch, timing.time_in_turn
 
     def few(batches: Iterable[Any]) -> list[Any]:
         return [map_tensors(next(iter(batches)), lambda tensor: tensor[:EXAMPLES])]
@@ -113,6 +132,11 @@ def miniature() -> Iterable[None]:
         patch.setattr(least_squares, "RIDGES", [least_squares.RIDGE])
         patch.setattr(repair, "SAMPLES", 1000)
         patch.setattr(task, "prefetch", lambda batches, device: few(prefetch(batches, device)))
+        patch.setattr(torchvision.models, "resnet18", narrow_resnet18)
+        for module in (measure, bench):
+            patch.setattr(
+                module, "time_in_turn", lambda calls, device, times, *rest: timed(calls, device, TIMES, *rest)
+            )
         yield
 
 

@@ -59,7 +59,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
 }
 
 
-EVERY_DAY = {"resnet18", "cifar", "cifar, padded", "timm resnet10t"}
+EVERY_DAY = {"cifar", "cifar, padded", "timm resnet10t"}
 
 
 @pytest.mark.parametrize("name", [n if n in EVERY_DAY else pytest.param(n, marks=pytest.mark.slow) for n in NETWORKS])

@@ -14,6 +14,7 @@ from grammar import Network, inputs, numbers_of
 from oracle import TOLERANCE, randomize_
 from torch import Tensor, nn
 
+from secateur.nested import map_tensors
 from secateur.randomness import random_state
 
 
@@ -44,7 +45,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
         state |= {f"{name}:{key}": plain(value) for key, value in vars(module).items()}
     state |= {f"flags of {n}": (p.requires_grad, p.grad is None, p._version) for n, p in model.named_parameters()}
     state["keys"] = list(model.state_dict())
-    state["random"] = {key: bits(v) if isinstance(v, Tensor) else repr(v) for key, v in random_state().items()}
+    state["random"] = map_tensors(random_state(), bits)
     return state
 
 

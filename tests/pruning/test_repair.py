@@ -127,7 +127,7 @@ def test_a_weight_with_several_uses_is_fitted_to_all() -> None:
     assert error(repair(model, plan, data), model, data) < 0.5 * error(secateur.shrink(model, plan), model, data)
 
 
-@pytest.mark.parametrize(("name", "options"), [("resnet20", {}), ("torchvision:mobilenet_v2", {"width_mult": 0.25})])
+@pytest.mark.parametrize(("name", "options"), [("resnet14", {}), ("torchvision:mobilenet_v2", {"width_mult": 0.25})])
 def test_real_networks_get_nearer_to_the_whole_one(name: str, options: dict[str, float]) -> None:
     torch.manual_seed(0)
     model = find_model(name, **options).eval()
@@ -300,8 +300,8 @@ def written_back(model: nn.Module, plan: Plan, cut: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize(
     ("make", "example"),
-    [(many_layers, PICTURES), (lambda: find_model("resnet20"), torch.randn(2, 3, 32, 32))],
-    ids=["layers", "resnet20"],
+    [(many_layers, PICTURES), (lambda: find_model("resnet14"), torch.randn(2, 3, 32, 32))],
+    ids=["layers", "resnet14"],
 )
 def test_repaired_weights_in_the_whole_network_stand_a_cut(make: Callable[[], nn.Module], example: Tensor) -> None:
     torch.manual_seed(0)

@@ -31,7 +31,15 @@ def by_weights(model: nn.Module, **how: Any) -> LatencyTable:
     return LatencyTable("invented", tuple(layers))
 
 
-@pytest.mark.parametrize(("times", "missed"), [(0.7, False), (0.76, False), (0.9, True), (1.2, True)])
+@pytest.mark.parametrize(
+    ("times", "missed"),
+    [
+        pytest.param(0.7, False, marks=pytest.mark.slow),
+        (0.76, False),
+        (0.9, True),
+        pytest.param(1.2, True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_says_when_the_network_takes_more_than_its_layers(
     times: float, missed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

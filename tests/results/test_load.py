@@ -89,7 +89,7 @@ def test_known_networks_load_by_themselves(name: str, tmp_path: Path) -> None:
     ("name", "without"),
     [
         ("resnet20", ["stage1.1", "stage2.0", "stage3.0"]),
-        ("torchvision:resnet18", ["layer1.0", "layer2.0", "layer4.1"]),
+        pytest.param("torchvision:resnet18", ["layer1.0", "layer2.0", "layer4.1"], marks=pytest.mark.slow),
         pytest.param("torchvision:mobilenet_v2", ["features.3", "features.16"], marks=pytest.mark.slow),
     ],
 )

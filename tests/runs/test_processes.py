@@ -1,7 +1,6 @@
 """Runs in several processes, and in processes that are killed."""
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -10,13 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import many
 import pytest
 import torch
+from forks import Fork
 from many import CASES, CONTINUED, EVEN, NAN_AT, at_call, by_parts, outcome, run_of
 from once import made_once
 from small import Net, batches, finished, make_run, prepared, quick, same
@@ -33,23 +32,6 @@ LIMIT = 120
 """Seconds after which processes are held to hang; they need about 20."""
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 """In double precision two processes differ from one in the order of their sums only; found: 2e-16 at most."""
-
-forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(["many", "torch._dynamo"])
-
-
-class Fork(forks.Process):
-    """A function in a process that has torch loaded already."""
-
-    def __init__(self, do: Callable[..., object], *given: Any, **environment: str) -> None:
-        super().__init__()
-        self.do, self.given, self.environment = do, given, environment
-        self.start()
-
-    def run(self) -> None:
-        os.environ.update(self.environment)
-        torch.set_num_threads(1)
-        self.do(*self.given)
 
 
 def results(folder: Path, case: str) -> list[dict[str, Any]]:

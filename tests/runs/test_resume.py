@@ -62,10 +62,12 @@ def test_steps_between_checkpoints_are_those_of_the_optimizer(tmp_path: Path, mo
 
 
 class Moments:
-    """Copies of a run's folder as a killed process would leave it: after every checkpoint and every event."""
+    """Copies of a run's folder as a killed process would leave it, after checkpoints and events, by their number."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.copies = folder, list[Path]()
+    def __init__(self, folder: Path, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.every = folder, every
+        self.copies: dict[int, Path] = {}
+        self.count = 0
         self._monkeypatch = monkeypatch
 
     def record(self, settings: Any, *given: Any, **options: Any) -> Result:
@@ -88,8 +90,9 @@ class Moments:
         raise AssertionError("the run did not finish")
 
     def _copy(self, path: Path) -> None:
-        self.copies.append(self.folder / f"{len(self.copies)}")
-        shutil.copytree(path, self.copies[-1])
+        if self.count % self.every == self.every // 2:
+            self.copies[self.count] = shutil.copytree(path, self.folder / f"{self.count}")
+        self.count += 1
 
 
 def check_all_moments(
@@ -106,13 +109,15 @@ def check_all_moments(
     every: of all moments take every so many; 1 takes all.
     """
     net, graph, _ = prepared()
-    moments = Moments(folder, monkeypatch)
+    moments = Moments(folder, every, monkeypatch)
     whole = moments.record(settings, net, graph, make_task(), engine=engine, **options)
-    assert len(moments.copies) > 2 * len(whole.history)
-    for number, kept in list(enumerate(moments.copies))[every // 2 :: every]:
+    assert moments.count > 2 * len(whole.history)
+    assert moments.copies
+    seldom = replace(engine, checkpoint_steps=7)
+    for number, kept in moments.copies.items():
         # Each process makes its loader anew.
-        resumed = finished(settings, net, graph, make_task(), engine=engine, folder=kept, **options)
-        assert_same_result(resumed, whole, f"resumed from moment {number} of {len(moments.copies)}")
+        resumed = finished(settings, net, graph, make_task(), engine=seldom, folder=kept, **options)
+        assert_same_result(resumed, whole, f"resumed from moment {number} of {moments.count}")
     return whole
 
 
@@ -298,8 +303,10 @@ def other_weights(net: Net, graph: Any, task: Task) -> dict[str, Any]:
     return {}
 
 
+SHORT: dict[str, Any] = {"keep_macs": 0.8, "finetune_epochs": 1}
+
 OTHER: dict[str, Callable[[Net, Any, Task], dict[str, Any]]] = {
-    "tick_lr, seed": lambda net, graph, task: {"settings": quick(tick_lr=0.5, seed=3)},
+    "tick_lr, seed": lambda net, graph, task: {"settings": quick(**SHORT, tick_lr=0.5, seed=3)},
     "accumulate": lambda net, graph, task: {"engine": Engine(accumulate=2)},
     "example": lambda net, graph, task: {"graph": analyze(net, torch.rand(1, 2, 6, 12, dtype=torch.float64))},
     "weights": other_weights,
@@ -310,15 +317,20 @@ OTHER: dict[str, Callable[[Net, Any, Task], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", OTHER)
 def test_another_run_is_refused_by_name_and_the_right_one_is_resumed(name: str, tmp_path: Path) -> None:
-    net, graph, task = stop_after(2, tmp_path, compared={"name": "mine"})
+    net, graph, task = stop_after(2, tmp_path, quick(**SHORT), *prepared(), compared={"name": "mine"})
     before = states(net)
-    options = {"settings": quick(), "graph": graph, "compared": {"name": "mine"}, **OTHER[name](net, graph, task)}
+    options = {
+        "settings": quick(**SHORT),
+        "graph": graph,
+        "compared": {"name": "mine"},
+        **OTHER[name](net, graph, task),
+    }
     with pytest.raises(InvalidSetting) as caught:
         make_run(options.pop("settings"), net, options.pop("graph"), task, folder=tmp_path, **options)
     assert set(name.split(", ")) <= set(str(caught.value.got).removeprefix("other ").split(", "))
     net.load_state_dict(before)
     longer = analyze(net, torch.rand(2, 2, 6, 6, dtype=torch.float64))  # the batch of the example does not matter
-    assert finished(quick(), net, longer, task, folder=tmp_path, compared={"name": "mine"}).history
+    assert finished(quick(**SHORT), net, longer, task, folder=tmp_path, compared={"name": "mine"}).history
 
 
 def test_damaged_events_are_refused_and_the_run_resumed_once_they_are_restored(tmp_path: Path) -> None:

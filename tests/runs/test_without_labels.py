@@ -36,7 +36,7 @@ def test_a_network_is_scored_without_labels() -> None:
     net, graph, _ = prepared()
     images = [batch for batch, _ in batches()]
     before = states(net)
-    settings = TickTock.of(keep_macs=0.5).without_training()
+    settings = TickTock.of(keep_macs=0.5, tick_removes=0.15).without_training()
     result = finished(settings, net, graph, unlabelled(images, images, net))
     assert same(states(net), before)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def test_a_network_is_scored_without_labels() -> None:
     assert result.plan.cost.macs <= 0.5 * graph.macs
 
 
-UNTRAINED = TickTock.of(keep_macs=0.5).without_training()
+UNTRAINED = TickTock.of(keep_macs=0.5, tick_removes=0.15).without_training()
 
 
 def distil(task: Any, **values: Any) -> Result:

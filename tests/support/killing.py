@@ -1,7 +1,6 @@
 """Runs as a user starts them, or faster, ended by signals at moments of our choice."""
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 import killable
 import numpy
 import torch
+from forks import forks
 
 from secateur import cli
 from secateur import prune as prune_model
@@ -25,9 +25,6 @@ SETTINGS = (
     "--retrain-epochs 1 --ema 0.9 --distill 0.3 --repair 32 --checkpoint-steps 3 --device cpu"
 )
 PATIENCE = 60.0
-
-forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(["torch._dynamo", "secateur.cli.prune", "secateur.recipes.work"])
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:

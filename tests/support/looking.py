@@ -23,6 +23,10 @@ class View:
         self.page.on("dialog", lambda dialog: (self.said.append(dialog.message), dialog.dismiss()))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.context.route(lambda url: url != address and not url.startswith(address), lambda route: route.abort())
+        # A page asks for news ten times a second instead of once.
+        self.page.add_init_script(
+            "window.setTimeout = ((later) => (act, pause) => later(act, pause === 1000 ? 100 : pause))(setTimeout)"
+        )
         self.page.goto(address)
         self.page.wait_for_selector("html[data-drawn]")
 

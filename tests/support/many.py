@@ -91,7 +91,7 @@ def run_of(case: str, folder: Path | None = None, change: Callable[[Task], Task]
     graph = graph_of(kind)
     torch.manual_seed(World.current().rank)  # the first one's network counts
     net, task = kind().double(), change(classification(data(), batches(2)))
-    settings = quick(keep_macs=0.6, tick_removes=0.08, min_ratio=0.0, **values)
+    settings = quick(keep_macs=0.6, tick_removes=0.13, min_ratio=0.0, **values)
     engine = Engine(checkpoint_steps=1 if case == "written" else 3)
     return make_run(settings, net, graph, task, engine=engine, folder=folder)
 

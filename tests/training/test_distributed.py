@@ -1,26 +1,24 @@
 """What two processes exchange, and the errors that occur because another process has ended."""
 
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from forks import Fork, run_code
 from torch import nn
 
 from secateur.training.distributed import World, losing_processes
 
 BEGIN = """
-import os, sys, torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 from torch import nn
 from secateur.errors import LostProcess
 from secateur.training.distributed import World, losing_processes
 from secateur.training.engine import Engine
 from secateur.training.loop import Trainer, Work
 from secateur.training.shards import shard
-rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 world = World.current()
 """
@@ -87,10 +85,11 @@ os._exit(0)
 
 
 def test_two_processes(tmp_path: Path) -> None:
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-W", "ignore", "-c", BEGIN + GRADIENTS + EPOCH + LOST]
-    jobs = [subprocess.Popen([*command, str(r), str(tmp_path / "store")], env=environment) for r in range(2)]
-    assert [job.wait(60) for job in jobs] == [0, 0]
+    code, store = BEGIN + GRADIENTS + EPOCH + LOST, tmp_path / "store"
+    jobs = [Fork(partial(run_code, code, rank=rank, store=store), GLOO_SOCKET_IFNAME="lo") for rank in range(2)]
+    for job in jobs:
+        job.join(60)
+    assert [job.exitcode for job in jobs] == [0, 0]
 
 
 def test_one_process_that_has_joined_does_what_several_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,7 @@ def _parse(arguments: list[str]) -> Any:
             tyro.conf.PositionalMetavarFromFieldName,
             tyro.conf.DisallowNone,
             tyro.conf.OmitArgPrefixes,
+            tyro.conf.HelptextFromCommentsOff,
         ),
     }
     if arguments == ["--version"]:
