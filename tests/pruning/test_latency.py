@@ -219,3 +219,8 @@ def test_slow_layers_lose_more() -> None:
     savings = LatencyTable("invented", tuple(slow)).savings(graph, graph.all_kept())
     by_group = {group.name: float(savings[group.start]) for group in graph.groups}
     assert max(by_group, key=lambda name: by_group[name]).startswith(("stage1", "conv1"))
+
+
+def test_what_takes_longer_than_the_whole_network_is_within_reach() -> None:
+    model, graph = network()
+    assert Target(Budget(latency=0.6), graph, by_weights(model)).at(1.13).budget.share == 1.0

@@ -110,3 +110,24 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
     small = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
     with pytest.raises(InvalidSetting, match=r"another network: got \d+ channels, wanted 4"):
         Pruner(small, IMAGE).load_state_dict(state)
+
+
+def test_frozen_layers_stay_as_they_are() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 1), nn.ReLU(), nn.Conv2d(6, 2, 1)
+    ).double()
+    model[:4].requires_grad_(False)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    images = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    pruner = Pruner(model, images)
+    optimizer = torch.optim.SGD(pruner.model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        pruner.model(images).square().mean().backward()
+        pruner.observe()
+        optimizer.step()
+    assert bool((pruner.score.end() > 0).all())
+    for name, parameter in pruner.finish().named_parameters():
+        same = torch.allclose(parameter, before[name], rtol=1e-12, atol=1e-14)
+        assert same == (not name.startswith("5."))

@@ -390,3 +390,40 @@ def test_taylor_ranks_like_the_oracle_on_a_trained_network() -> None:
     oracle = Oracle(lambda m: F.cross_entropy(m(images), labels))
     oracle.begin(pruner.gates)
     assert torch.corrcoef(torch.stack([ranks(taylor), ranks(oracle.end())]))[0, 1] > 0.5
+
+
+class Two(nn.Module):
+    """Applies two weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.randn(8, 8, 1, 1)) for _ in range(2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return F.conv2d(F.conv2d(images, self.first).relu(), self.second)
+
+
+@pytest.mark.parametrize("name", ["apoz", "pcnn"])
+def test_outputs_that_are_not_those_of_the_weight_are_refused(name: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), Two(), nn.Conv2d(8, 4, 1))
+    images = torch.randn(2, 3, 4, 4)
+    with pytest.raises(InvalidModel) as caught:
+        Pruner(copy.deepcopy(model), images, score=name)
+    assert "of '1'" in caught.value.what
+    Pruner(model, score=name, graph=analyze(model, images, ignore=["1"]))
+
+
+@pytest.mark.parametrize("name", ["apoz", "pcnn", "residual", "measured"])
+def test_a_validation_is_not_observed(name: str) -> None:
+    found = []
+    for validates in (False, True):
+        pruner = pruner_of(make(Chain), score=name)
+        pruner.model.eval()
+        for images, labels in batches():
+            F.cross_entropy(pruner.model(images), labels).backward()
+            pruner.observe()
+            if validates:
+                with torch.no_grad():
+                    pruner.model(3 * images)
+        found.append(pruner.score.end())
+    assert torch.equal(*found)

@@ -406,3 +406,20 @@ def test_a_runtime_that_is_missing_is_named(
     extra = {"pnnx": "ncnn"}.get(module, module)
     with pytest.raises(MissingExtra, match=rf"secateur\[{extra}\]"):
         export(nn.Conv2d(1, 1, 1), torch.randn(1, 1, 2, 2), tmp_path / "network")
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(3, 3, 1)
+        self.other = self.one
+        self.register_buffer("grid", torch.zeros(3), persistent=False)
+
+
+def test_both_formats_of_weights_are_the_state_dict(tmp_path: Path) -> None:
+    model = Shared()
+    secateur.export(model, tmp_path / "weights.safetensors")
+    secateur.export(model, tmp_path / "weights.pth")
+    for state in (load_file(tmp_path / "weights.safetensors"), torch.load(tmp_path / "weights.pth")):
+        assert set(state) == set(model.state_dict())
+        model.load_state_dict(state)

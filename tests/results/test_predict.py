@@ -19,7 +19,7 @@ from secateur.data.preprocessing import Preprocessing
 from secateur.errors import InvalidData, InvalidSetting
 from secateur.models.resnet_cifar import resnet14
 from secateur.results.export import export_onnx
-from secateur.results.load import about, load_whole
+from secateur.results.load import about, find_whole, load_whole
 from secateur.results.predict import predict
 
 CLASSES = ["bird", "cat", "dog"]
@@ -182,3 +182,10 @@ def test_scores_that_are_no_numbers(tmp_path: Path) -> None:
     save_file(state, path)
     with pytest.raises(InvalidData, match="not finite"):
         predict(tmp_path, [photograph(tmp_path / "1.jpg")])
+
+
+def test_weights_beside_a_result_are_not_those_of_its_run(tmp_path: Path) -> None:
+    saved(tmp_path, pruned(tmp_path))
+    assert find_whole(tmp_path / "result") is not None
+    (tmp_path / "config.json").unlink()
+    assert find_whole(tmp_path / "result") is None

@@ -16,7 +16,9 @@ import secateur
 from secateur import InvalidSetting, Task, TickTock, Training, UnreachableBudget
 from secateur.runs.duration import estimate
 from secateur.runs.events import Event, FineTune, Tick
+from secateur.runs.prune import chosen
 from secateur.runs.search import FIRST, search
+from secateur.training.settings import with_epochs
 
 
 def pruned(preset: Any, task: Task | None = None, **values: Any) -> tuple[secateur.Result, list[Any]]:
@@ -263,3 +265,18 @@ def test_what_prune_to_refuses() -> None:
         secateur.prune_to(net, torch.zeros(1), task, accuracy=50.0)
     with pytest.raises(InvalidSetting, match="a budget and a target"):
         secateur.prune_to(net, torch.zeros(1), choosing(), accuracy=50.0, keep_macs=0.5)
+
+
+@pytest.mark.parametrize("train", [[], None])
+def test_without_training_data(train: Any) -> None:
+    net, _, _ = prepared()
+    with pytest.raises(secateur.InvalidData, match="training data"):
+        secateur.prune(net, batches(1)[0][0], secateur.classification(train, batches()), keep_macs=0.5)
+
+
+def test_a_number_of_epochs_that_is_given_is_meant() -> None:
+    given = chosen(None, TickTock.preset("quick", keep_macs=0.5), {"finetune_epochs": 1})
+    assert (given.finetune.epochs, given.finetune.min_steps) == (1, 0)
+    assert chosen(None, given.but(finetune_min_steps=7), {"seed": 1}).finetune.min_steps == 7
+    assert with_epochs({"epochs": 2}) == {"min_steps": 0, "epochs": 2}
+    assert with_epochs({"epochs": 2, "min_steps": 9}) == {"epochs": 2, "min_steps": 9}

@@ -166,6 +166,43 @@ def test_within_baseline_and_retrain(every: int, tmp_path: Path, monkeypatch: py
     assert (tmp_path / "whole" / "retrain.safetensors").is_file()
 
 
+def test_a_network_that_was_trained_first_keeps_its_memory_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = quick(repair=12, retrain_epochs=1, finetune_epochs=1, keep_macs=0.8)
+    check_all_moments(settings, tmp_path, monkeypatch, engine=replace(STEPWISE, channels_last=True), every=7)
+
+
+class Caching(Net):
+    """Makes a buffer in its first forward pass, and counts in another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        if not hasattr(self, "grid"):
+            self.register_buffer("grid", torch.linspace(0, 1, images.shape[-1], dtype=images.dtype))
+        self.seen += 1
+        return super().forward(images + self.grid)
+
+
+def test_buffers_that_the_forward_pass_makes_or_writes(tmp_path: Path) -> None:
+    net = Caching().double()
+    graph, task, settings = analyze(net, batches()[0][0]), prepared()[2], quick(keep_macs=0.8)
+    whole = finished(settings, net, graph, task)
+    assert float(net.seen) == 0
+    for _ in range(2):
+        run = make_run(settings, net, graph, task, folder=tmp_path)
+        events = run.events()
+        while not isinstance(next(events), Tick | FineTune):
+            pass
+        events.close()
+    resumed = finished(settings, net, graph, task, folder=tmp_path)
+    assert_same_result(resumed, whole)
+    assert "grid" in states(resumed.model)
+
+
 @pytest.mark.parametrize("ema", [0.5, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_the_best_epoch(ema: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = quick(finetune_epochs=4, finetune_lr=0.5, best_epoch=True, keep_macs=0.8, ema=ema)

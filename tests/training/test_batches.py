@@ -1,8 +1,10 @@
 """Parts of the data, drawn at random, and their way to the device."""
 
-from collections import Counter, namedtuple
+from collections import Counter, UserDict, namedtuple
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from sources import LABELS, Stream, generator, loader, seen
@@ -18,7 +20,7 @@ from torch.utils.data import (
 )
 
 from secateur.errors import InvalidData
-from secateur.training.batches import count, draw, prefetch, reseed, to_device
+from secateur.training.batches import count, draw, num_examples, prefetch, reseed, to_device
 from secateur.training.shards import shard, weighted
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -249,3 +251,56 @@ def test_streams_and_whole_batches_of_workers_that_live_on() -> None:
     assert [len(batch) for batch in reseed(source, 0)] == [4, 4]
     single = DataLoader(TensorDataset(LABELS), batch_size=None, num_workers=1, persistent_workers=True)
     assert len(list(reseed(single, 0))) == 40
+
+
+def test_a_part_of_a_stream_is_loaded_as_it_is_needed() -> None:
+    loaded: list[int] = []
+
+    class Noting:
+        def __iter__(self) -> Iterator[int]:
+            for number in range(10):
+                loaded.append(number)
+                yield number
+
+    part = draw(Noting(), 0.3, None, generator())
+    del loaded[:]  # it was counted
+    chosen = iter(part)
+    first = next(chosen)
+    assert loaded == list(range(first + 1))
+    numbers = [first, *chosen]
+    assert len(part) == len(numbers) == 3
+    assert loaded == list(range(max(numbers) + 1))
+
+
+def test_a_list_of_images_counts_them() -> None:
+    images = [torch.zeros(3, 8, size) for size in (7, 9)]
+    targets = [{"boxes": torch.zeros(number, 4)} for number in (1, 5)]
+    assert num_examples((images, targets)) == num_examples([tuple(images), tuple(targets)]) == 2
+    assert num_examples(((torch.zeros(5, 2, 3), torch.zeros(5, 2, 3)), torch.zeros(5))) == 5
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, numpy.array, lambda labels: [torch.tensor(label) for label in labels]])
+def test_labels_of_every_kind_are_classes(kind: Callable[[list[int]], Any]) -> None:
+    dataset = TensorDataset(torch.arange(40.0), LABELS)
+    dataset.targets = kind(LABELS.tolist())  # pyright: ignore[reportAttributeAccessIssue]
+    part = draw(DataLoader(dataset, batch_size=5), 1.0, 3, generator())
+    assert Counter(int(label) for _, labels in part for label in labels) == dict.fromkeys(range(4), 3)
+
+
+def test_labels_that_are_no_classes_are_refused() -> None:
+    dataset = TensorDataset(torch.arange(40.0), LABELS)
+    dataset.targets = numpy.eye(4)[LABELS].astype(int)  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(InvalidData, match="one class for each"):
+        draw(DataLoader(dataset, batch_size=5), 1.0, 3, generator())
+
+
+def test_other_mappings_are_moved_too() -> None:
+    batch = UserDict(image=torch.ones(2), label=3)
+    moved = to_device(batch, torch.device("meta"))
+    assert type(moved) is UserDict
+    assert (moved["image"].device.type, moved["label"], batch["image"].device.type) == ("meta", 3, "cpu")
+
+
+def test_no_training_data_at_all() -> None:
+    with pytest.raises(InvalidData, match="no training data"):
+        count(None)  # pyright: ignore[reportArgumentType]

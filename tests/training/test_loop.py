@@ -13,7 +13,7 @@ from torch import nn
 from secateur import InvalidData
 from secateur.randomness import mix, seeded
 from secateur.training.engine import Engine
-from secateur.training.loop import NonFiniteLoss, Position, Trainer, Work
+from secateur.training.loop import NonFiniteLoss, Position, Trainer, Work, set_modes_
 from secateur.training.schedules import triangle
 
 
@@ -192,3 +192,12 @@ def test_what_is_chosen_of_cudnn_while_training(tune: bool) -> None:
     Trainer(net, Engine(tune=tune)).epoch(data(), work)
     assert set(seen) == {(tune, not tune)}
     assert not torch.backends.cudnn.deterministic
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_recurrent_layers_can_always_be_differentiated(trains: bool, fixed: bool) -> None:
+    # cuDNN gives no gradients in evaluation mode.
+    net = nn.Sequential(nn.Conv1d(2, 4, 1), nn.BatchNorm1d(4), nn.LSTM(5, 3), nn.Dropout())
+    set_modes_(net, trains, fixed)
+    assert [layer.training for layer in net] == [trains and not fixed, trains and not fixed, True, trains and not fixed]

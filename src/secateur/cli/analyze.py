@@ -32,7 +32,7 @@ class Analyze:
     inexact: Switch = False
     """Also free channels that pass a normalisation over channels, where removing is not the same as zeroing."""
 
-    probe: Switch = True
+    no_probe: Switch = False
     """Skip the check that cuts the groups: faster, but blind to sizes that the code states or computes with."""
 
     output: Output = field(default_factory=Output)
@@ -50,7 +50,7 @@ class Analyze:
             example = own if own is not None and shape is None else example_for(model, shape)
             try:
                 graph = analyze(
-                    model, example, ignore=self.ignore, inexact=self.inexact, probe=self.probe, progress=say
+                    model, example, ignore=self.ignore, inexact=self.inexact, probe=not self.no_probe, progress=say
                 )
             except InvalidModel as error:
                 if own is None:

@@ -13,6 +13,7 @@ from secateur.pruning.settings import UNITS
 from secateur.recipes.paper import find_recipe, is_recipe
 from secateur.runs.settings import Preset, TickTock
 from secateur.settings import flat_fields
+from secateur.training.settings import with_epochs
 
 if TYPE_CHECKING:
     import torch
@@ -177,17 +178,12 @@ def pruning_of(recipe: str, preset: Preset | None, values: dict[str, Any]) -> Ti
     if default is None:
         return TickTock.preset(preset or "quick", **values)
     if preset is None or (preset == "paper" and not default.adapt):
-        return default.but(**with_epochs(values))
+        return default.but(**with_epochs(values, "finetune_"))
     names = flat_fields(TickTock)
     limits = {name: value for name, value in default.to_dict().items() if names[name][0][0] == "limits"}
     budgets = {f"keep_{name}" for name in UNITS}
     budget = {} if values.keys() & budgets else {f"keep_{default.budget.counts}": default.budget.share}
     return TickTock.preset(preset, **{**limits, **budget, **values})
-
-
-def with_epochs(values: dict[str, Any]) -> dict[str, Any]:
-    """Whoever types a number of epochs wants that many."""
-    return {"finetune_min_steps": 0, **values} if "finetune_epochs" in values else values
 
 
 def check_folder(order: Order) -> None:

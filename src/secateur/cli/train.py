@@ -14,7 +14,7 @@ from secateur.recipes.experiments import doubled
 from secateur.recipes.paper import find_recipe, is_recipe
 from secateur.recipes.recipe import from_scratch, scaled, transfer
 from secateur.training.engine import Engine
-from secateur.training.settings import Training
+from secateur.training.settings import Training, with_epochs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Train:
         values = {"fresh": self.shape_of is not None, "new_head": self.new_head, "teacher": teacher}
         source = self.source.choosing(self.recipe, bool(typed(self.settings).get("best_epoch")))
         order = source.order(self.recipe, self.weights or self.shape_of, **values)
-        settings = scaled(self.schedule().but(**typed(self.settings)), self.epochs_scale)
+        settings = scaled(self.schedule().but(**with_epochs(typed(self.settings))), self.epochs_scale)
         engine = Engine.of(**typed(self.engine))
         self.output.check_new()
         if self.narrow_to is not None:

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from secateur.channels.example import Example, tensors_within
 from secateur.channels.gaps import gaps_between
-from secateur.channels.shrink import copy_model, tensors_of
+from secateur.channels.shrink import copy_model
 from secateur.errors import InvalidModel, NotEquivalent, SecateurError
 from secateur.extras import import_extra
 from secateur.files import write_atomic, write_tensors
@@ -169,7 +169,7 @@ def export_torchscript(model: nn.Module, example: Any, path: str | Path) -> floa
 def export_weights(model: nn.Module, path: str | Path) -> None:
     """Write the state dict: .safetensors, or torch's own format under any other name."""
     if Path(path).suffix == ".safetensors":
-        write_tensors(path, tensors_of(model))
+        write_tensors(path, model.state_dict())
     else:
         write_atomic(path, lambda target: write_buffered(target, lambda buffer: torch.save(model.state_dict(), buffer)))
 

@@ -110,6 +110,8 @@ def find_whole(result: Path) -> Path | None:
     if (result / WHOLE).is_file():
         return result / WHOLE
     run = result.parent
+    if not (run / "config.json").is_file():
+        return None
     names = [WHOLE] if (run / START_PLAN).is_file() else ["retrain.safetensors", "baseline.safetensors", ORIGINAL]
     return next((run / name for name in names if (run / name).is_file()), None)
 

@@ -22,9 +22,9 @@ def summarize(result: Result, about: dict[str, Any]) -> dict[str, Any]:
     branches = [branch.name for branch in result.plan.removed_branches]
     device = next(result.model.parameters()).device
     return {
-        **FORMAT,
         "input": shape_of(result.plan.graph.input),
         **about,
+        **FORMAT,
         "kind": kind_of(result.settings),
         "settings": result.settings.to_dict(),
         "before": {"macs": before.macs, "params": before.params, "metrics": result.metrics_before},

@@ -43,7 +43,9 @@ def _why_no_repair(model: nn.Module, graph: ChannelGraph, task: Task) -> str | N
     batches = prefetch(task.train, next(model.parameters()).device)
     with seeded(0):
         try:
-            batch = next(batches)
+            batch = next(batches, None)
+            if batch is None:
+                return None  # the run says that the data are empty
             call = gather([task.inputs(batch)], graph.calls["eval"][0], sys.maxsize)[0]
         except (SecateurError, KeyError, TypeError) as error:
             return str(error)

@@ -27,7 +27,7 @@ from secateur.runs.settings import Preset, TickTock
 from secateur.runs.ticktock import PruningPhase
 from secateur.training.distributed import World
 from secateur.training.engine import Engine
-from secateur.training.settings import Training
+from secateur.training.settings import Training, with_epochs
 from secateur.training.task import Task
 
 Some = TypeVar("Some", bound=TickTock | Training)
@@ -100,7 +100,7 @@ def chosen(preset: Preset | None, settings: TickTock | None, values: dict[str, A
         return TickTock.preset(preset or "quick", **values)
     if preset is not None:
         raise InvalidSetting("preset and settings do not go together", remedy="Pass one of them")
-    return checked(settings, TickTock).but(**values)
+    return checked(settings, TickTock).but(**with_epochs(values, "finetune_"))
 
 
 def checked(settings: Some, kind: type[Some]) -> Some:
@@ -122,7 +122,7 @@ def train(
     **values: Any,
 ) -> Result:
     """Train a copy of the model; the arguments are those of `prune`, and `values` as epochs=10 or lr=0.1."""
-    settings = Training.of(**values) if settings is None else checked(settings, Training).but(**values)
+    settings = Training.of(**values) if settings is None else checked(settings, Training).but(**with_epochs(values))
     graph = analyze(model, example, probe=False)
     whole, say = Plan(graph, graph.all_kept()), progress or (lambda event: None)
     run = Run(settings, training_phases(settings), model, whole, task, engine=engine, folder=folder, progress=say)

@@ -65,6 +65,8 @@ def hand_over(batch: Any, stream: torch.cuda.Stream, device: torch.device) -> No
 
 def count(batches: Iterable[Any]) -> int:
     """The number of batches; a source without a length is iterated once."""
+    if batches is None:
+        raise InvalidData("there are no training data", wanted="a DataLoader or a list of batches")
     check_repeats(batches, "training")
     try:
         number = len(batches)  # pyright: ignore[reportArgumentType]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from secateur.settings import InvalidField, Settings, check_seed, group
 from secateur.training.schedules import SHAPES, Shape
@@ -61,6 +61,11 @@ class Schedule(Settings):
         divided = (self.milestones, self.divide) if self.shape == "steps" else ()
         # A loader may give more batches than its length says.
         return SHAPES[self.shape](min(step, num_steps), num_steps, self.lr_low, self.lr, *divided)
+
+
+def with_epochs(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values of settings by flat name; whoever gives a number of epochs wants that many, and not `min_steps`."""
+    return {f"{prefix}min_steps": 0, **values} if f"{prefix}epochs" in values else values
 
 
 @dataclass(frozen=True, kw_only=True)
