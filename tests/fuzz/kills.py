@@ -1,9 +1,10 @@
 """Kill a run at random moments and resume it, again and again: it must end with the same bits as one that is not.
 
 python tests/fuzz/kills.py --count 100 --seed 0
+python tests/fuzz/kills.py --count 100 --seed 0 --device cuda
 
-The run trains, prunes, repairs and fine-tunes on the CPU. It is killed at a random moment after it takes its folder, or
-after it saves a checkpoint. When it ends, all that it leaves is compared; another is begun until all kills are done.
+The run trains, prunes, repairs and fine-tunes. It is killed at a random moment after it takes its folder, or after it
+saves a checkpoint. When it ends, all that it leaves is compared; another is begun until all kills are done.
 """
 
 import argparse
@@ -25,11 +26,12 @@ AT_MOST = 25
 """Kills of one run; all of them may hit one phase."""
 
 
-def one_run(folder: Path, dice: random.Random, within: float, most: int, killed: Counter[str]) -> None:
+def one_run(folder: Path, dice: random.Random, within: float, most: int, device: str, killed: Counter[str]) -> None:
     """Kill a run at most so often, and let it end."""
     kills, most = 0, min(most, AT_MOST)
     while True:
-        process = resume(folder) if (folder / "config.json").exists() else begin(folder)
+        begun = (folder / "config.json").exists()
+        process = resume(folder, "--device", device) if begun else begin(folder, device)
         reached, moment = dice.choice([has_begun, has_saved]), dice.uniform(0, dice.choice([AT_ONCE, within]))
         if kills < most and reached(process, folder):
             time.sleep(moment)
@@ -51,17 +53,18 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100, help="kills")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--within", type=float, default=1.0, help="kill so many seconds later at most")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     dice, killed, runs = random.Random(options.seed), Counter[str](), 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        process = begin(folder / "whole")
+        process = begin(folder / "whole", options.device)
         status, _, err = finish(process)
         assert status == 0, err
         whole = outcome(folder / "whole")
         while killed.total() < options.count:
             own = folder / f"run{runs}"
-            one_run(own, dice, options.within, options.count - killed.total(), killed)
+            one_run(own, dice, options.within, options.count - killed.total(), options.device, killed)
             check_same(outcome(own), whole)
             runs += 1
             print(f"run {runs} is the same to the last bit", flush=True)

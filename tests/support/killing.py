@@ -22,8 +22,9 @@ from secateur.training.checkpoint import unseal
 HERE = Path(__file__).parent
 SETTINGS = (
     "--keep-macs 0.5 --tick-removes 0.05 --tick-data 0.7 --tock-every 2 --tock-epochs 2 --finetune-epochs 8 "
-    "--retrain-epochs 1 --ema 0.9 --distill 0.3 --repair 32 --checkpoint-steps 3 --device cpu"
+    "--retrain-epochs 1 --ema 0.9 --distill 0.3 --repair 32 --checkpoint-steps 3 --no-tune"
 )
+"""A GPU computes the same bits again with them."""
 PATIENCE = 60.0
 
 
@@ -37,8 +38,8 @@ def prune(folder: Path) -> subprocess.Popen[str]:
     return start(*beginning(folder))
 
 
-def beginning(folder: Path) -> list[str]:
-    return ["prune", "killable:build", *SETTINGS.split(), "--out", str(folder)]
+def beginning(folder: Path, device: str = "cpu") -> list[str]:
+    return ["prune", "killable:build", *SETTINGS.split(), "--device", device, "--out", str(folder)]
 
 
 class Fork(forks.Process):
@@ -85,8 +86,8 @@ def in_python(folder: list[str]) -> None:
 Started = subprocess.Popen[str] | Fork
 
 
-def begin(folder: Path) -> Fork:
-    return Fork(folder, beginning(folder))
+def begin(folder: Path, device: str = "cpu") -> Fork:
+    return Fork(folder, beginning(folder, device))
 
 
 def resume(folder: Path, *more: str) -> Fork:

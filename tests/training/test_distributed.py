@@ -1,5 +1,6 @@
 """What two processes exchange, and the errors that occur because another process has ended."""
 
+import socket
 from functools import partial
 from pathlib import Path
 
@@ -82,6 +83,22 @@ for work in (lambda: world.average(torch.ones(1)), lambda: world.average_gradien
 assert lost == ["Resume", "Resume"]
 os._exit(0)
 """
+STALLED = """
+import os, signal
+from datetime import timedelta
+from secateur.errors import LostProcess
+from secateur.training import distributed
+distributed.PATIENCE = timedelta(seconds=3)
+world = distributed.join()
+world.wait()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    with distributed.losing_processes("Resume"):
+        world.wait()
+except LostProcess as error:
+    os._exit(7 if error.remedy == "Resume" else 1)
+"""
 
 
 def test_two_processes(tmp_path: Path) -> None:
@@ -90,6 +107,19 @@ def test_two_processes(tmp_path: Path) -> None:
     for job in jobs:
         job.join(60)
     assert [job.exitcode for job in jobs] == [0, 0]
+
+
+def test_a_process_that_stands_still_is_not_waited_for_without_end() -> None:
+    with socket.socket() as made:
+        made.bind(("localhost", 0))
+        port = str(made.getsockname()[1])
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    jobs = [Fork(partial(run_code, STALLED, rank=rank), RANK=str(rank), **world) for rank in range(2)]
+    jobs[0].join(60)
+    still = jobs[1].exitcode is None
+    jobs[1].kill()
+    jobs[1].join()
+    assert (jobs[0].exitcode, still) == (7, True)
 
 
 def test_one_process_that_has_joined_does_what_several_do(monkeypatch: pytest.MonkeyPatch) -> None:
