@@ -14,7 +14,7 @@ import torch
 from one_result import build
 
 import secateur
-from secateur.errors import InvalidData, InvalidModel
+from secateur.errors import InvalidData, InvalidModel, InvalidSetting
 from secateur.files import UNFINISHED
 from secateur.results.network import open_network
 from secateur.results.summary import summarize
@@ -146,3 +146,24 @@ def test_what_a_killed_process_has_left_unfinished_does_no_harm(result: secateur
         secateur.load(tmp_path, build)
     secateur.save(result, tmp_path)
     assert not (tmp_path / UNFINISHED).exists()
+
+
+@pytest.mark.parametrize(
+    "about", [{"network": "resnet20"}, {"network": {"options": {}}}, {"classes": {0: "a"}}, {"classes": "ab"}], ids=str
+)
+def test_what_could_not_be_read_again_is_not_saved(
+    about: dict[str, Any], result: secateur.Result, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidSetting):
+        secateur.save(result, tmp_path / "result", **about)
+    assert not (tmp_path / "result").exists()
+
+
+def test_a_model_is_no_result(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="export"):
+        secateur.save(build(), tmp_path / "result")  # pyright: ignore[reportArgumentType]
+
+
+def test_nothing_replaces_the_format(result: secateur.Result) -> None:
+    assert summarize(result, {"version": "1.2", "format": "x"})["format"] == summarize(result, {})["format"]
+    assert summarize(result, {"version": "1.2"})["version"] == 1

@@ -30,6 +30,7 @@ def save(result: Result, path: str | Path, **about: Any) -> Path:
     for the summary, such as where the network came from. Three of its names are read again: `network` (name and
     options), `classes` (their names) and `preprocessing` (a `Preprocessing(...).to_dict()`).
     """
+    _check(result, about)
     folder = Path(path)
     if not folder.is_dir() and (folder.exists() or folder.suffix.lower() in FILES):
         raise InvalidSetting(
@@ -39,6 +40,20 @@ def save(result: Result, path: str | Path, **about: Any) -> Path:
         )
     write_result(result, folder, about)
     return folder
+
+
+def _check(result: Any, about: dict[str, Any]) -> None:
+    if not isinstance(result, Result):
+        remedy = "For a model: secateur.export(model, 'model.safetensors')"
+        got, wanted = type(result).__name__, "what prune or train gives"
+        raise InvalidSetting("this is no result", got=got, wanted=wanted, remedy=remedy)
+    network, classes = about.get("network"), about.get("classes")
+    if network is not None and not (isinstance(network, Mapping) and isinstance(network.get("name"), str)):
+        raise InvalidSetting("network is wrong", got=network, wanted='{"name": "resnet56", "options": {}}')
+    if classes is not None and not (
+        isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes)
+    ):
+        raise InvalidSetting("classes are wrong", got=classes, wanted="a list of names")
 
 
 def write_result(result: Result, folder: Path, about: dict[str, Any], more: Mapping[str, bytes] | None = None) -> None:
