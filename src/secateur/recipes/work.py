@@ -80,9 +80,13 @@ def perform(
         graph = analyze(job.model, job.example, ignore=order.ignore, inexact=order.inexact)
         for note in graph.notes:
             say(f"note: {note}")
+        compared: dict[str, Any] = {"order": order.compared()}
         if resumes:
             start = starts.reopen(job, graph, order, out)
-            new_head = read_config(out).get("new_head")
+            begun = read_config(out)
+            new_head = begun.get("new_head")
+            if begun.get("classes") is not None:  # runs that began with an early version do not tell
+                compared["classes"] = job.about.get("classes")
             if (out / SPLIT).is_file():
                 check_split(job, order, out)
         else:
@@ -122,7 +126,7 @@ def perform(
             engine=engine,
             folder=out,
             about=about,
-            compared={"order": order.compared()},
+            compared=compared,
             progress=say,
         )
         if world.leads and job.files is not None and not (out / SPLIT).is_file():
