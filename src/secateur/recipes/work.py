@@ -26,7 +26,7 @@ from secateur.runs.adapt import adapted
 from secateur.runs.duration import estimate
 from secateur.runs.events import Event, Finished, Result
 from secateur.runs.prune import pruning_phases, training_phases
-from secateur.runs.record import continued, read_settings
+from secateur.runs.record import check_can_resume, continued, read_settings
 from secateur.runs.run import Run
 from secateur.runs.settings import TickTock
 from secateur.training.checkpoint import as_it_was, read_config
@@ -65,8 +65,7 @@ def perform(
     """
     order, settings, engine = config.order, config.settings, config.engine
     say, world = observer.progress, World.current()
-    if (out / "result" / "summary.json").is_file() and not any((out / "checkpoints").glob("[0-9]*")):
-        raise InvalidSetting(f"{out} is finished, and its checkpoints are gone; its result is in {out / 'result'}")
+    check_can_resume(out)
     if (out / "config.json").is_file() or not world.leads:
         continue_from = None
     with (
