@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from secateur.channels.analyze import Ignore, analyze
-from secateur.errors import InvalidSetting, UnreachableBudget
+from secateur.errors import Diverged, InvalidSetting, UnreachableBudget
 from secateur.pruning.settings import UNITS
 from secateur.runs.events import Result
 from secateur.runs.prune import chosen, prune
@@ -108,10 +108,11 @@ def search(attempt: Attempt, target: float, say: Callable[[str], object]) -> tup
     while True:
         try:
             result = attempt(share, good[0] if good is not None else None)
-        except UnreachableBudget as error:
+        except (UnreachableBudget, Diverged) as error:
             if good is None:
                 raise
-            say(f"{share:.1%} of the MACs cannot be reached: {error}")
+            why = error.what if isinstance(error, Diverged) else error
+            say(f"{share:.1%} of the MACs cannot be reached: {why}")
             bad = share
         else:
             value = result.metrics["held_out"]
