@@ -135,7 +135,7 @@ def perform(
     if not run.history:
         say(estimate(run))
     result = _finish(run, out, about, observer)
-    if world.leads:
+    if world.leads and not (resumes and _is_saved(out / "result", job)):
         _save(result, run, job, config, out, about, say)
     if (stopping := world.any(run.stopping)) is not None:
         raise Interrupted(stopping, str(out))  # during the last evaluation: what would follow must not begin
@@ -190,6 +190,12 @@ def _finish(run: Run, out: Path, about: dict[str, Any], observer: Observer) -> R
         ) from None
     assert result is not None
     return result
+
+
+def _is_saved(result: Path, job: Job) -> bool:
+    """Whether the folder holds all that a finished run leaves."""
+    names = ["model.safetensors", "plan.json", "summary.json", *(["pictures.png"] if job.maps is not None else [])]
+    return all((result / name).is_file() for name in names)
 
 
 def _save(
