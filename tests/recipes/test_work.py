@@ -464,6 +464,25 @@ def test_weights_that_do_not_fit(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("source", "width", "remedy"),
+    [
+        ("pruned/result/model.safetensors", 2.0, "It is of a pruned network: name its folder {}/pruned/result"),
+        ("pruned", 1.0, None),
+        ("baseline", 1.0, "--weights {}/baseline/result/model.safetensors --new-head 10"),
+        ("baseline/result/model.safetensors", 1.0, "differs: --new-head 10"),
+    ],
+)
+def test_the_remedy_is_of_what_was_named(
+    chain: Chain, source: str, width: float, remedy: str | None, tmp_path: Path
+) -> None:
+    order = replace(chain.order, weights=str(chain[source]), width=width)
+    with pytest.raises(SecateurError) as caught:
+        do(order, TRAINING, tmp_path / "run")
+    assert (remedy or "").format(chain.folder) in str(caught.value)
+    assert ("of a pruned network" in str(caught.value)) == ("name its folder" in (remedy or ""))
+
+
 def test_what_can_be_started_from(chain: Chain) -> None:
     assert find_source(str(chain["baseline"])).plan is None
     for name in (chain["pruned"], chain["pruned"] / "result"):

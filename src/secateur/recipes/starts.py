@@ -158,7 +158,9 @@ def _fill_whole_(job: Job, graph: ChannelGraph, order: Order, source: Source) ->
         return source.fill_(job.model)
     except InvalidData as error:
         if error.remedy == SAME_CLASSES and classifier is not None:
-            error.remedy = f"{SAME_CLASSES}; or make the classifier anew, if only that differs: --new-head {classifier}"
+            file = f"--weights {source.weights} " if source.is_result else ""
+            flags = f"{file}--new-head {classifier}"
+            error.remedy = f"{SAME_CLASSES}; or make the classifier anew, if only that differs: {flags}"
         raise
 
 
