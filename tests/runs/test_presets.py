@@ -267,6 +267,23 @@ def test_prune_to_an_accuracy(tmp_path: Path) -> None:
     assert sum(isinstance(event, Tick) for event in events) == len(good)
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_interrupted_search_tells_only_of_a_folder_that_stays(kept: bool, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    task = choosing()
+
+    def loss(*given: Any) -> Any:
+        if any(isinstance(event, Tick) for event in seen):
+            raise KeyboardInterrupt
+        return task.loss(*given)
+
+    given: Any = {"accuracy": 1.0, "multiple_of": 1, "folder": tmp_path if kept else None, "progress": seen.append}
+    with pytest.raises(KeyboardInterrupt) as caught:
+        secateur.prune_to(prepared()[0], torch.zeros(1, 2, 6, 6).double(), replace(task, loss=loss), **given)
+    notes = getattr(caught.value, "__notes__", [])
+    assert [f"saved in {tmp_path}" in note for note in notes] == [True] * kept
+
+
 def test_what_prune_to_refuses() -> None:
     net, _, task = prepared()
     with pytest.raises(InvalidSetting, match="nothing to judge by"):

@@ -73,7 +73,12 @@ def prune_to(
                 graph=graph,
             )
 
-        return search(attempt, accuracy, progress or (lambda line: None))[1]
+        try:
+            return search(attempt, accuracy, progress or (lambda line: None))[1]
+        except KeyboardInterrupt as stop:
+            if folder is None:  # what the run has said of its folder is not true for long
+                stop.__notes__ = [note for note in getattr(stop, "__notes__", []) if str(root) not in note]
+            raise
 
 
 def check_target(target: float, values: dict[str, Any]) -> None:
