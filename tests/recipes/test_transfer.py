@@ -1,5 +1,6 @@
 """A pretrained network on one's own photographs: a new classifier, a split, and the time to expect."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -274,3 +275,67 @@ def test_the_page_in_python(
     assert "classifier.1 is made anew" in capsys.readouterr().out
     exec(use.replace("runs/pruned", "pruned"), {})
     assert re.fullmatch(r"\['class_\d', 'class_\d'\]", capsys.readouterr().out.strip())
+
+
+# The names of the classes
+
+
+@pytest.fixture(scope="module")
+def parted(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The photographs in train and val."""
+    folder = tmp_path_factory.mktemp("parted")
+    for part in ("train", "val"):
+        shutil.copytree(photos, folder / part)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(parted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("trained") / "run"
+    do(order_of(parted, None), TRAINING, run)
+    return run
+
+
+@pytest.fixture
+def renamed(parted: Path, tmp_path: Path) -> Path:
+    """As many classes, of which two have other names."""
+    folder = tmp_path / "renamed"
+    shutil.copytree(parted, folder)
+    for part in ("train", "val"):
+        (folder / part / "class_0").rename(folder / part / "class_9")
+    return folder
+
+
+def test_a_run_is_not_resumed_with_other_classes(trained: Path, parted: Path, renamed: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    with pytest.raises(InvalidSetting, match="got other classes"):
+        do(order_of(renamed, None), TRAINING, run)
+    do(order_of(parted, None), TRAINING, run)
+    config = read_json(run / "config.json")
+    del config["classes"]
+    (run / "config.json").write_text(json.dumps(config))
+    do(order_of(parted, None), TRAINING, run)
+
+
+def test_a_result_of_other_classes_is_refused(trained: Path, parted: Path, renamed: Path, tmp_path: Path) -> None:
+    order = order_of(renamed, trained)
+    with pytest.raises(InvalidData, match=r"class 1 of .* has another name: got class_0, wanted class_1") as caught:
+        begun(order)
+    assert f"{trained / 'result/model.safetensors'} and --new-head" in str(caught.value.remedy)
+    with pytest.raises(InvalidData, match="class 1 of"):
+        open_network(order, CPU)
+    begun(order_of(parted, trained))
+    begun(order_of(renamed, trained / "result/model.safetensors", new_head="fc"))
+
+
+def test_a_pruned_result_of_other_classes_is_refused(
+    trained: Path, parted: Path, renamed: Path, tmp_path: Path
+) -> None:
+    do(order_of(parted, trained), PRUNING.but(finetune_epochs=0), tmp_path / "pruned")
+    with pytest.raises(InvalidData, match="class 1 of") as caught:
+        begun(order_of(renamed, tmp_path / "pruned"))
+    assert "--new-head" not in str(caught.value.remedy)
+    with pytest.raises(InvalidData, match="class 1 of"):
+        open_network(order_of(renamed, tmp_path / "pruned"), CPU)
+    begun(order_of(renamed, tmp_path / "pruned", fresh=True))

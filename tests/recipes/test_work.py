@@ -104,6 +104,7 @@ def test_times_are_of_the_networks_whose_macs_are_told(
 
     monkeypatch.setattr(timing, "time_networks", time)
     shutil.copytree(chain[name], tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "result")
     doing.resume(tmp_path / "run")
     told = summary(tmp_path / "run")
     if name == "baseline":  # training makes nothing faster
@@ -302,12 +303,18 @@ def test_a_stopped_run_is_resumed_from_its_own_folder(chain: Chain, name: str, e
 def test_a_finished_run_is_not_repeated(chain: Chain, tmp_path: Path) -> None:
     shutil.copytree(chain["pruned"], tmp_path / "run")
     before = {
-        path: path.read_bytes() for path in [*(tmp_path / "run").glob("*.safetensors"), tmp_path / "run" / RESULT]
+        path: path.read_bytes()
+        for path in [*(tmp_path / "run").glob("*.safetensors"), *(tmp_path / "run/result").glob("*")]
     }
+    times = {path: path.stat().st_mtime_ns for path in before}
     events: list[Any] = []
     doing.resume(tmp_path / "run", events.append)
     assert [event.name for event in events if isinstance(event, Event)] == ["Finished"]
     assert all(path.read_bytes() == data for path, data in before.items())
+    assert times == {path: path.stat().st_mtime_ns for path in before}
+    (tmp_path / "run" / RESULT).unlink()
+    doing.resume(tmp_path / "run")
+    assert (tmp_path / "run" / RESULT).read_bytes() == before[tmp_path / "run" / RESULT]
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     with pytest.raises(InvalidSetting, match="checkpoints are gone"):
         doing.resume(tmp_path / "run")
@@ -455,6 +462,25 @@ def test_weights_that_do_not_fit(
     with pytest.raises(kind):
         do(order, TRAINING, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "width", "remedy"),
+    [
+        ("pruned/result/model.safetensors", 2.0, "It is of a pruned network: name its folder {}/pruned/result"),
+        ("pruned", 1.0, None),
+        ("baseline", 1.0, "--weights {}/baseline/result/model.safetensors --new-head 10"),
+        ("baseline/result/model.safetensors", 1.0, "differs: --new-head 10"),
+    ],
+)
+def test_the_remedy_is_of_what_was_named(
+    chain: Chain, source: str, width: float, remedy: str | None, tmp_path: Path
+) -> None:
+    order = replace(chain.order, weights=str(chain[source]), width=width)
+    with pytest.raises(SecateurError) as caught:
+        do(order, TRAINING, tmp_path / "run")
+    assert (remedy or "").format(chain.folder) in str(caught.value)
+    assert ("of a pruned network" in str(caught.value)) == ("name its folder" in (remedy or ""))
 
 
 def test_what_can_be_started_from(chain: Chain) -> None:

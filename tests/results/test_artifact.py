@@ -16,6 +16,7 @@ from one_result import build
 import secateur
 from secateur.errors import InvalidData, InvalidModel, InvalidSetting
 from secateur.files import UNFINISHED
+from secateur.results.artifact import card
 from secateur.results.network import open_network
 from secateur.results.summary import summarize
 
@@ -59,6 +60,14 @@ def test_card_and_history(result: secateur.Result, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == ["Start", "Tick", "FineTune"]
     assert lines[1]["removed"]
+
+
+def test_the_card_says_whether_anything_was_pruned(result: secateur.Result) -> None:
+    training = replace(result, settings=secateur.Training.of(epochs=1))
+    graph = result.plan.graph
+    whole = replace(training, plan=secateur.Plan(graph, graph.all_kept()))
+    for told, done in ((result, "pruned"), (training, "pruned"), (whole, "trained")):
+        assert card(told, {}).splitlines()[0] == f"# Sequential, {done} by Secateur"
 
 
 def test_numbers_are_those_of_the_networks(result: secateur.Result) -> None:

@@ -1,19 +1,22 @@
 """Runs that remove whole branches: stopped and resumed, cut or masked, and continued from what is left."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from blocks import WEAK, graph, weak
-from small import assert_near, batches, finished, make_run, on_a, quick, same, states
+from small import CLASSES, assert_near, batches, finished, make_run, on_a, quick, same, states
 from timed_networks import invented
 from torch import Tensor, nn
 
 import secateur
 from secateur import Engine, Plan, Result, Task, classification
 from secateur.errors import Interrupted
+from secateur.results.report.read import read_run
+from secateur.results.structure import read_structure
 from secateur.runs.events import Tick
 from secateur.runs.prune import finish, pruning_phases, training_phases
 from secateur.runs.run import Run
@@ -42,6 +45,18 @@ def test_branches_go_in_ticks_and_the_result_has_none(changes: dict[str, Any], t
     secateur.save(result, tmp_path / "saved")
     again = secateur.load(tmp_path / "saved", weak)
     assert same(states(again), states(result.model))
+
+
+def test_a_finished_run_has_the_structure_of_its_result(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = finished(quick(**SETTINGS), weak(), graph(), task(), folder=run)
+    secateur.save(result, run / "result")
+    structure = read_structure(run)
+    assert structure == replace(read_structure(run / "result"), title=str(run))
+    assert set(structure.removed_branches) == result.plan.without != set()
+    after = {layer.name: layer.after for layer in read_run(run, "run").layers}
+    assert all(after[f"{name}.second"] == 0 for name in result.plan.without)
+    assert sum(after.values()) + CLASSES == result.history[-1].filters
 
 
 def test_masked_and_cut_runs_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import secateur
 from secateur import InvalidSetting, Task, TickTock, Training, UnreachableBudget
+from secateur.errors import Diverged, SecateurError
 from secateur.runs.duration import estimate
 from secateur.runs.events import Event, FineTune, Tick
 from secateur.runs.prune import chosen
@@ -226,17 +227,26 @@ def test_the_search_ends_between_a_good_and_a_bad_budget() -> None:
         search(attempt, 99.9, lambda line: None)
 
 
-def test_floors_end_the_search() -> None:
+@pytest.mark.parametrize("error", [UnreachableBudget, Diverged])
+def test_what_cannot_be_reached_ends_the_search(error: type[SecateurError]) -> None:
     def attempt(share: float, since: float | None) -> Any:
         if share < 0.6:
-            raise UnreachableBudget("so little cannot be reached")
+            raise error("so little cannot be reached")
         cost = type("Cost", (), {"macs": share})
         return type(
             "Fake", (), {"metrics": {"held_out": 99.0}, "before": type("Whole", (), {"macs": 1}), "after": cost}
         )
 
-    share, _ = search(attempt, 98.0, lambda line: None)
+    said: list[str] = []
+    share, _ = search(attempt, 98.0, said.append)
     assert 0.6 <= share < 0.67
+    assert any(line.endswith("cannot be reached: so little cannot be reached") for line in said)
+
+    def fail(share: float, since: float | None) -> Any:
+        raise error("nothing can be reached")
+
+    with pytest.raises(error, match="nothing"):
+        search(fail, 98.0, said.append)
 
 
 def test_prune_to_an_accuracy(tmp_path: Path) -> None:
@@ -257,6 +267,23 @@ def test_prune_to_an_accuracy(tmp_path: Path) -> None:
     assert same(states(again.model), states(result.model))
     events: list[Event] = list(result.history)
     assert sum(isinstance(event, Tick) for event in events) == len(good)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_interrupted_search_tells_only_of_a_folder_that_stays(kept: bool, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    task = choosing()
+
+    def loss(*given: Any) -> Any:
+        if any(isinstance(event, Tick) for event in seen):
+            raise KeyboardInterrupt
+        return task.loss(*given)
+
+    given: Any = {"accuracy": 1.0, "multiple_of": 1, "folder": tmp_path if kept else None, "progress": seen.append}
+    with pytest.raises(KeyboardInterrupt) as caught:
+        secateur.prune_to(prepared()[0], torch.zeros(1, 2, 6, 6).double(), replace(task, loss=loss), **given)
+    notes = getattr(caught.value, "__notes__", [])
+    assert [f"saved in {tmp_path}" in note for note in notes] == [True] * kept
 
 
 def test_what_prune_to_refuses() -> None:

@@ -417,6 +417,24 @@ def test_a_folder_of_something_else_stays_as_it_is(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
+def test_a_finished_run_without_checkpoints_is_left_alone(tmp_path: Path) -> None:
+    net, graph, task = prepared()
+    example = torch.zeros(1, 2, 6, 6, dtype=torch.float64)
+    run = tmp_path / "run"
+    given: Any = {"settings": quick(), "graph": graph, "folder": run}
+    secateur.save(secateur.prune(net, example, task, **given), run / "result")
+    checkpoint = max((run / "checkpoints").glob("[0-9]*"))
+    shutil.move(checkpoint, tmp_path / "kept")
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints" / f"{checkpoint.name}.damaged").mkdir(parents=True)
+    events = (run / "events.jsonl").read_bytes()
+    with pytest.raises(InvalidSetting, match=r"is finished, and its checkpoints are gone\. Its result is in"):
+        secateur.prune(net, example, task, **given)
+    assert (run / "events.jsonl").read_bytes() == events
+    shutil.move(tmp_path / "kept", checkpoint)
+    secateur.prune(net, example, task, **given)
+
+
 def test_a_call_that_is_interrupted_is_resumed_by_the_same_call(tmp_path: Path) -> None:
     # As in a notebook, where the same cell is run again.
     net, graph, task = prepared()

@@ -12,8 +12,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from secateur.channels.plan import read_plan
 from secateur.channels.shrink import tensors_of
 from secateur.errors import InvalidData, unknown_name
+from secateur.files import read_json
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training programs put the weights."""
@@ -106,7 +108,8 @@ def _read_state(
     head = None
     if new_head is not None and (not if_needed or _has_other_classes(own, state, new_head)):
         state, head = _without_head(own, state, new_head)
-    _check_shapes(model, own, {name: tuple(tensor.shape) for name, tensor in state.items()}, path)
+    remedy = f"It is of a pruned network: name its folder {path.parent}" if _is_of_pruned(path) else SAME_CLASSES
+    _check_shapes(model, own, {name: tuple(tensor.shape) for name, tensor in state.items()}, path, remedy)
     return state, head
 
 
@@ -137,7 +140,7 @@ def _read_exactly(model: nn.Module, own: dict[str, Tensor], path: Path) -> dict[
     try:
         with safe_open(path, "pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            _check_shapes(model, own, shapes, path)
+            _check_shapes(model, own, shapes, path, SAME_CLASSES)
             return {name: file.get_tensor(name) for name in own}
     except (OSError, SafetensorError, KeyError, RuntimeError, ValueError, MemoryError) as error:
         if isinstance(error, InvalidData):
@@ -146,21 +149,33 @@ def _read_exactly(model: nn.Module, own: dict[str, Tensor], path: Path) -> dict[
 
 
 def _check_shapes(
-    model: nn.Module, own: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]], path: Path
+    model: nn.Module, own: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]], path: Path, remedy: str
 ) -> None:
-    """Raise unless the file has the model's tensors and no others."""
+    """Raise unless the file has the model's tensors and no others.
+
+    remedy: for tensors of other shapes.
+    """
     kind = type(model).__name__
     if missing := sorted(set(own) - set(found)):
         raise InvalidData(f"{path} has no {missing[0]}", wanted=f"weights of a {kind}")
     for name, tensor in own.items():
         if found[name] != tuple(tensor.shape):
-            remedy = SAME_CLASSES
-            if path.name == "model.safetensors" and (path.parent / "plan.json").is_file():
-                remedy = f"It is of a pruned network: name its folder {path.parent}"
             got, wanted = ("x".join(map(str, shape)) or "a number" for shape in (found[name], tensor.shape))
             raise InvalidData(f"{name} in {path} does not fit {kind}", got=got, wanted=wanted, remedy=remedy)
     if unknown := sorted(set(found) - set(own)):
         raise InvalidData(f"{path} has {unknown[0]!r:.80}", wanted=f"only tensors that a {kind} has")
+
+
+def _is_of_pruned(path: Path) -> bool:
+    """Whether the file is that of a result, whose plan has cut the network."""
+    plan = path.parent / "plan.json"
+    if path.name != "model.safetensors" or not plan.is_file():
+        return False
+    try:
+        saved = read_plan(read_json(plan))
+    except ValueError:
+        return False
+    return bool(saved.groups or saved.branches)
 
 
 def _check_precision(own: dict[str, Tensor], state: dict[str, Tensor], path: Path) -> None:

@@ -19,7 +19,7 @@ from secateur.models.weights import SAME_CLASSES, NewHead, load_weights_
 from secateur.randomness import seeded
 from secateur.recipes.controls import initialize_
 from secateur.recipes.jobs import Job, Order, build, narrower
-from secateur.results.load import find_result, find_whole, read_plan
+from secateur.results.load import about, find_result, find_whole, read_plan
 from secateur.runs.record import ORIGINAL, START_PLAN, WHOLE
 from secateur.training.batches import device_of
 
@@ -44,6 +44,7 @@ def open_network(order: Order, device: torch.device, seed: int = 0) -> Job:
         return job
     source = find_source(order.weights)
     if source.plan is None:
+        _check_classes(job, source)
         source.fill_(job.model)
         return job
     graph = analyze(job.model, job.example, ignore=order.ignore, inexact=order.inexact)
@@ -93,6 +94,8 @@ def begin(job: Job, graph: ChannelGraph, order: Order, seed: int) -> Start:
     """The start of a new run."""
     whole = Plan(graph, graph.all_kept())
     source = find_source(order.weights) if order.weights is not None else None
+    if source is not None and not order.fresh and order.new_head is None:
+        _check_classes(job, source)
     if source is None or source.plan is None:
         if order.fresh:
             raise InvalidSetting("there is no shape to take", got=order.weights, wanted="a pruned network")
@@ -112,6 +115,20 @@ def begin(job: Job, graph: ChannelGraph, order: Order, seed: int) -> Start:
     else:
         source.fill_(model)
     return Start(model, plan, known)
+
+
+def _check_classes(job: Job, source: Source) -> None:
+    """Raise if a result has as many classes as the job, and they have other names: its outputs would mean others."""
+    names = about(source.weights.parent).classes if source.is_result else None
+    if names is None or job.classes is None or len(names) != len(job.classes):
+        return
+    for number, (got, wanted) in enumerate(zip(names, job.classes, strict=True), 1):
+        if got != wanted:
+            remedy = "Name data of the same classes"
+            if source.plan is None:
+                remedy += f", or the file {source.weights} and --new-head with the layer that gives the output"
+            what = f"class {number} of {source.weights.parent} has another name"
+            raise InvalidData(what, got=got, wanted=wanted, remedy=remedy)
 
 
 def teacher_of(job: Job, order: Order) -> nn.Module | None:
@@ -141,7 +158,9 @@ def _fill_whole_(job: Job, graph: ChannelGraph, order: Order, source: Source) ->
         return source.fill_(job.model)
     except InvalidData as error:
         if error.remedy == SAME_CLASSES and classifier is not None:
-            error.remedy = f"{SAME_CLASSES}; or make the classifier anew, if only that differs: --new-head {classifier}"
+            file = f"--weights {source.weights} " if source.is_result else ""
+            flags = f"{file}--new-head {classifier}"
+            error.remedy = f"{SAME_CLASSES}; or make the classifier anew, if only that differs: {flags}"
         raise
 
 

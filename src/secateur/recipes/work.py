@@ -26,7 +26,7 @@ from secateur.runs.adapt import adapted
 from secateur.runs.duration import estimate
 from secateur.runs.events import Event, Finished, Result
 from secateur.runs.prune import pruning_phases, training_phases
-from secateur.runs.record import continued, read_settings
+from secateur.runs.record import check_can_resume, continued, read_settings
 from secateur.runs.run import Run
 from secateur.runs.settings import TickTock
 from secateur.training.checkpoint import as_it_was, read_config
@@ -65,8 +65,7 @@ def perform(
     """
     order, settings, engine = config.order, config.settings, config.engine
     say, world = observer.progress, World.current()
-    if (out / "result" / "summary.json").is_file() and not any((out / "checkpoints").glob("[0-9]*")):
-        raise InvalidSetting(f"{out} is finished, and its checkpoints are gone; its result is in {out / 'result'}")
+    check_can_resume(out)
     if (out / "config.json").is_file() or not world.leads:
         continue_from = None
     with (
@@ -80,9 +79,13 @@ def perform(
         graph = analyze(job.model, job.example, ignore=order.ignore, inexact=order.inexact)
         for note in graph.notes:
             say(f"note: {note}")
+        compared: dict[str, Any] = {"order": order.compared()}
         if resumes:
             start = starts.reopen(job, graph, order, out)
-            new_head = read_config(out).get("new_head")
+            begun = read_config(out)
+            new_head = begun.get("new_head")
+            if begun.get("classes") is not None:  # runs that began with an early version do not tell
+                compared["classes"] = job.about.get("classes")
             if (out / SPLIT).is_file():
                 check_split(job, order, out)
         else:
@@ -122,7 +125,7 @@ def perform(
             engine=engine,
             folder=out,
             about=about,
-            compared={"order": order.compared()},
+            compared=compared,
             progress=say,
         )
         if world.leads and job.files is not None and not (out / SPLIT).is_file():
@@ -132,7 +135,7 @@ def perform(
     if not run.history:
         say(estimate(run))
     result = _finish(run, out, about, observer)
-    if world.leads:
+    if world.leads and not (resumes and _is_saved(out / "result", job)):
         _save(result, run, job, config, out, about, say)
     if (stopping := world.any(run.stopping)) is not None:
         raise Interrupted(stopping, str(out))  # during the last evaluation: what would follow must not begin
@@ -187,6 +190,12 @@ def _finish(run: Run, out: Path, about: dict[str, Any], observer: Observer) -> R
         ) from None
     assert result is not None
     return result
+
+
+def _is_saved(result: Path, job: Job) -> bool:
+    """Whether the folder holds all that a finished run leaves."""
+    names = ["model.safetensors", "plan.json", "summary.json", *(["pictures.png"] if job.maps is not None else [])]
+    return all((result / name).is_file() for name in names)
 
 
 def _save(

@@ -15,6 +15,7 @@ from secateur.files import serialize, to_json, write_together
 from secateur.models.lookup import is_known
 from secateur.results.summary import summarize
 from secateur.runs.events import Result
+from secateur.runs.record import kind_of
 from secateur.words import digits
 
 FILES = (".bin", ".ckpt", ".onnx", ".pt", ".pth", ".safetensors")
@@ -103,7 +104,9 @@ def card(result: Result, about: dict[str, Any]) -> str:
         latency = f"| {where} | {1000 * before:.2f} | {1000 * after:.2f} | {after / before:.1%} |\n"
     checked = f"The cut was checked: {result.verification}.\n\n" if result.verification is not None else ""
     told = "\ntold = secateur.results.load.about(folder)  # told.classes, told.preprocessing" if _inputs(about) else ""
-    return f"""# {type(result.model).__name__}, pruned by Secateur{whose}
+    is_whole = bool(result.plan.kept.all()) and not result.plan.without
+    done = "trained" if is_whole and kind_of(result.settings) == "train" else "pruned"
+    return f"""# {type(result.model).__name__}, {done} by Secateur{whose}
 
 | | before | after | left |
 |---|---|---|---|

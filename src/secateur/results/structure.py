@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,23 +60,22 @@ def layers_after(widths: Iterable[Any], removed: Mapping[str, int], gone: Contai
 def read_structure(folder: str | Path, removed: Mapping[str, int] | None = None) -> Structure:
     """The structure of a run, finished or not, or of a result.
 
-    removed: the channels of each group that the run has removed, where they are known; else its events are read.
+    removed: the channels of each group that the run has removed, where they are known; else its events are read. What a
+        finished run has left is in its result.
     """
     path = Path(folder)
     check_holds_run(path)
-    summary, config = path / "summary.json", path / "config.json"
-    gone: list[str] = []
+    summary, config, history = path / "summary.json", path / "config.json", path / "events.jsonl"
     if summary.is_file():
         gone = _checked(summary, lambda: [str(name) for name in read_json(summary).get("removed_branches", [])])
         layers = _checked(summary, lambda: [_layer(*row) for row in read_json(summary)["layers"]])
-    else:
-        history = path / "events.jsonl"
-        gone_channels = _checked(history, lambda: _count(each_json_line(history)[1])) if removed is None else removed
-        layers = _checked(config, lambda: layers_after(read_json(config)["layers"], gone_channels))
-        if not gone_channels and (path / "result" / "summary.json").is_file():
-            # The run removed nothing, but may have started from a network that was cut already.
-            layers = read_structure(path / "result").layers
-    return Structure(str(path), layers, gone)
+        return Structure(str(path), layers, gone)
+    gone_channels = _checked(history, lambda: _count(each_json_line(history)[1])) if removed is None else removed
+    layers = _checked(config, lambda: layers_after(read_json(config)["layers"], gone_channels))
+    if (path / "result" / "summary.json").is_file():
+        # The events tell neither what the run started without, nor which layers went with a branch.
+        return replace(read_structure(path / "result"), title=str(path))
+    return Structure(str(path), layers)
 
 
 def check_holds_run(folder: Path) -> None:
@@ -95,7 +94,9 @@ def _count(events: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def _layer(name: str, before: int, after: int) -> Layer:
-    if not 0 <= after <= before or before < 1:
+    if not isinstance(name, str):
+        raise ValueError(f"a layer has the name {name!r:.40}")
+    if not 0 <= after <= before < 2**31 or before < 1:
         raise ValueError(f"layer {name!r:.40} has {after!r:.20} of {before!r:.20} channels")
     return Layer(name, before, after)
 

@@ -72,6 +72,7 @@ class Record:
             }
             if (self.path / "config.json").exists():
                 check_same(self.folder.read_config(), mine, self.path)
+                check_can_resume(self.path)
                 state = self.folder.load()
             else:
                 self._begin(mine, {**about, "engine": engine})
@@ -185,6 +186,14 @@ def check_same(begun: dict[str, Any], wanted: dict[str, Any], path: Path) -> Non
             got=f"other {', '.join(other)}",
             remedy="Resume it with what it was started with, or choose another folder",
         )
+
+
+def check_can_resume(path: Path) -> None:
+    """Raise if a run is finished and cannot be resumed: it would begin again, and its events would be lost."""
+    checkpoints = (path / "checkpoints").glob("*")
+    if (path / "result" / "summary.json").is_file() and not any(each.name.isdigit() for each in checkpoints):
+        remedy = f"Its result is in {path / 'result'}: secateur.load reads it"
+        raise InvalidSetting(f"{path} is finished, and its checkpoints are gone", remedy=remedy)
 
 
 def continue_run(source: str | Path, target: str | Path, settings: TickTock) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from secateur.channels.analyze import Ignore, analyze
-from secateur.errors import InvalidSetting, UnreachableBudget
+from secateur.errors import Diverged, InvalidSetting, UnreachableBudget
 from secateur.pruning.settings import UNITS
 from secateur.runs.events import Result
 from secateur.runs.prune import chosen, prune
@@ -73,7 +73,12 @@ def prune_to(
                 graph=graph,
             )
 
-        return search(attempt, accuracy, progress or (lambda line: None))[1]
+        try:
+            return search(attempt, accuracy, progress or (lambda line: None))[1]
+        except KeyboardInterrupt as stop:
+            if folder is None:  # what the run has said of its folder is not true for long
+                stop.__notes__ = [note for note in getattr(stop, "__notes__", []) if str(root) not in note]
+            raise
 
 
 def check_target(target: float, values: dict[str, Any]) -> None:
@@ -108,10 +113,11 @@ def search(attempt: Attempt, target: float, say: Callable[[str], object]) -> tup
     while True:
         try:
             result = attempt(share, good[0] if good is not None else None)
-        except UnreachableBudget as error:
+        except (UnreachableBudget, Diverged) as error:
             if good is None:
                 raise
-            say(f"{share:.1%} of the MACs cannot be reached: {error}")
+            why = error.what if isinstance(error, Diverged) else error
+            say(f"{share:.1%} of the MACs cannot be reached: {why}")
             bad = share
         else:
             value = result.metrics["held_out"]

@@ -165,7 +165,7 @@ def read_run(folder: str | Path, name: str) -> Run:
     about = {**asked, **found}
     count, events = each_json_line(history)
     moments = thinned(events, count, history)
-    layers = _layers(path, _sum(moment.removed for moment in moments))
+    layers = read_structure(path, _sum(moment.removed for moment in moments)).layers
     ends = [_moment({"event": "Start", **_record(found, end, path)}, summary) for end in ("before", "after")]
     return Run(
         name=text(name),
@@ -275,14 +275,6 @@ def _removed(event: dict[str, Any], path: Path) -> dict[str, int]:
     if not all(isinstance(count, int) and 0 <= count < 2**31 for count in removed.values()):
         raise InvalidData(f"{path} is damaged", got=text(removed), wanted="numbers of removed channels")
     return removed
-
-
-def _layers(path: Path, removed: dict[str, int]) -> list[Layer]:
-    layers = read_structure(path, removed).layers
-    for layer in layers:
-        if not isinstance(layer.name, str) or not layer.before < 2**31:
-            raise InvalidData(f"{path} is damaged", got=text(vars(layer)), wanted="a layer")
-    return layers
 
 
 def _members(asked: dict[str, Any]) -> dict[str, dict[str, int]]:
