@@ -25,8 +25,8 @@ A cell has top-1, and in brackets top-5. The standard error of a top-1 of 70% ov
 
 The weights are torchvision's for MobileNet-v2, and for ResNet-50 those of Keras. The photographs were resized to 256
 pixels, cut to a square and stored as JPEG of quality 86, which costs the whole networks up to a point: compare drops.
-Settings of the score were chosen on 1,000 other images. `python benchmarks/few_photos.py` makes folders of the same kind,
-but not the same split and files: on its test images the whole MobileNet-v2 has 71.90 (CPU, torch 2.13).
+Settings of the score were chosen on 1,000 other images. `python benchmarks/few_photos.py` makes folders of the same
+kind, but not the same split and files: on its test images the whole MobileNet-v2 has 71.90 (CPU, torch 2.13).
 
 Goals that we had set ourselves, in points below the whole network: MobileNet-v2 2 at -10% (missed by 0.3) and 6 at
 -20% of the MACs (met), ResNet-50 2 at -30% (missed by 1.0). By Taylor's score, in small steps and from 1,400 images
