@@ -15,7 +15,8 @@ from secateur import Budget, InvalidModel, InvalidSetting, Limits, Plan, Pruner,
 from secateur.channels.verify import mask_
 from secateur.pruning import scores
 from secateur.pruning.gates import Gates
-from secateur.pruning.scores import SCORES, APoZ, Oracle, Random, register
+from secateur.pruning.output_scores import APoZ
+from secateur.pruning.scores import SCORES, Oracle, Random, register
 
 
 class Factors:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import secateur
 from secateur import Budget, Engine, InvalidSetting, Learning, Limits, Schedule, Ticks, TickTock, Tocks, Training
-from secateur.pruning.scores import FilterScore
+from secateur.pruning.filter_scores import FilterScore
 from secateur.settings import InvalidField
 
 

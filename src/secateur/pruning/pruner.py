@@ -18,10 +18,12 @@ from secateur.channels.plan import Plan
 from secateur.channels.shrink import check_optimizer, copy_model, shrink_
 from secateur.channels.table import quantity
 from secateur.errors import InvalidModel, InvalidSetting
+from secateur.pruning.filter_scores import FilterScore as FilterScore  # registers its subclasses
 from secateur.pruning.gated import FilterScale
 from secateur.pruning.gates import Gates, insert_gates_, merge_gates_
 from secateur.pruning.latency import LatencyTable
 from secateur.pruning.measured import Measured as Measured  # registers it
+from secateur.pruning.output_scores import OutputScore as OutputScore  # registers its subclasses
 from secateur.pruning.plain import plain_copy, take_weights_
 from secateur.pruning.repair import gather, repair_
 from secateur.pruning.residual import Residual as Residual  # registers it

@@ -7,20 +7,14 @@ filters, their numbers are added (Eq. 8). Subclass `Score` to write your own.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
-from secateur.channels.cost import is_kept
-from secateur.channels.labels import Role
-from secateur.channels.plan import Plan
-from secateur.channels.shrink import cut
-from secateur.errors import InvalidModel, InvalidSetting, unknown_name
+from secateur.errors import InvalidSetting, unknown_name
 from secateur.pruning.gates import Gates
-from secateur.pruning.hook import Hook
 
 SCORES: dict[str, type[Score]] = {}
 
@@ -217,167 +211,6 @@ class Slim(Score):
             assert factor is not None
             sizes.append(factor.detach().abs().double())
         return torch.cat(sizes)
-
-
-class OutputScore(Score):
-    """A score computed from the outputs of the gated modules."""
-
-    capturable = True
-
-    def __init__(self) -> None:
-        self.handles: list[Any] = []
-        self.sums: list[Tensor] = []
-        self.counts = torch.zeros(0)
-
-    def begin(self, gates: Gates) -> None:
-        super().begin(gates)
-        self.close()
-        for site, module in zip(gates.sites, gates.modules, strict=True):
-            if site.kind != "norm" and not isinstance(module, nn.Linear | _ConvNd):
-                raise InvalidModel(
-                    f"{type(self).__name__} needs the outputs of the weight {site.weight!r} of {site.module!r}",
-                    got="those of a module that may do more than apply it",
-                    remedy="Use a score of gradients or weights, such as taylor, or leave the module whole by `ignore`",
-                )
-        phis = [module.gate_phi for module in gates.modules]
-        if [(s.shape, s.device) for s in self.sums] == [(phi.shape, phi.device) for phi in phis]:
-            zero_(self.state())
-        else:
-            self.sums = [torch.zeros_like(phi, dtype=torch.float64, requires_grad=False) for phi in phis]
-            self.counts = torch.zeros(len(phis), dtype=torch.long, device=phis[0].device)
-        self.handles = [m.register_forward_hook(Hook(self._hook(i))) for i, m in enumerate(gates.modules)]
-
-    def _hook(self, number: int) -> Callable[[nn.Module, Any, Tensor], None]:
-        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-            if not torch.is_grad_enabled():
-                return  # a validation
-            # (batch, channels, space) for any number of axes of space; the channels of a linear layer come last.
-            channel_axis = -1 if isinstance(module, nn.Linear) else min(1, output.dim() - 1)
-            self.see(
-                number, output, lambda t: t.movedim(channel_axis, -1).reshape(t.shape[0], -1, t.shape[channel_axis])
-            )
-
-        return hook
-
-    @property
-    def resumable(self) -> bool:
-        return type(self).begin is OutputScore.begin or type(self).state is not OutputScore.state
-
-    def see(self, number: int, output: Tensor, shape: Callable[[Tensor], Tensor]) -> None:
-        """`shape` brings it to (batch, places, channels)."""
-        raise NotImplementedError
-
-    def add(self, number: int, value: Tensor) -> None:
-        self.sums[number] = self.sums[number].to(value.device)
-        self.sums[number] += value
-
-    def close(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-        self.handles = []
-
-    def means(self) -> list[Tensor]:
-        """The mean of each entry of each gate."""
-        result = []
-        for total, count, site in zip(self.sums, self.counts.tolist(), self.gates.sites, strict=True):
-            if not count:
-                raise InvalidModel(f"{site.module!r} was never called, and {type(self).__name__} needs its output")
-            result.append(total / count)
-        self.close()
-        return result
-
-    def state(self) -> dict[str, Tensor]:
-        return {"counts": self.counts, **{str(number): total for number, total in enumerate(self.sums)}}
-
-
-@register("pcnn")
-class PCNN(OutputScore):
-    """Molchanov et al.: |mean over places of z * dL/dz|, averaged over images, each layer scaled to unit L2 norm."""
-
-    def see(self, number: int, output: Tensor, shape: Callable[[Tensor], Tensor]) -> None:
-        if not output.requires_grad:
-            return
-        wide = torch.promote_types(output.dtype, torch.float32)
-        seen = output.detach().to(wide, copy=True)  # what follows may work in place
-
-        def backward(gradient: Tensor) -> None:
-            found = shape(seen * gradient).mean(1, dtype=torch.float64).abs().sum(0)
-            # Scaled gradients that overflow are left out. Their number does not matter: a layer has norm 1.
-            self.add(number, torch.where(found.isfinite().all(), found, 0.0))
-            self.counts[number] += seen.shape[0]
-
-        output.register_hook(backward)
-
-    def entries(self) -> Tensor:
-        return torch.cat([mean / mean.norm().clamp_min(1e-300) for mean in self.means()])
-
-
-@register("apoz")
-class APoZ(OutputScore):
-    """Hu et al.: the share of places where the response is positive, which is what a ReLU lets pass."""
-
-    def see(self, number: int, output: Tensor, shape: Callable[[Tensor], Tensor]) -> None:
-        positive = shape(output.detach()) > 0
-        self.add(number, positive.mean(1, dtype=torch.float64).sum(0))
-        self.counts[number] += positive.shape[0]
-
-    def entries(self) -> Tensor:
-        return torch.cat(self.means())
-
-
-class FilterScore(Score):
-    """A score computed from the weights of the filters alone."""
-
-    capturable = True
-
-    @torch.no_grad()
-    def end(self) -> Tensor:
-        total = torch.zeros(self.gates.graph.num_channels, dtype=torch.float64, device="cpu")
-        for rows, channels in self._filters():
-            worth, removable = self.worth(rows).cpu(), channels >= 0
-            total.index_add_(0, channels[removable], worth[removable])
-        return total
-
-    def worth(self, rows: Tensor) -> Tensor:
-        """One number per row; the rows are the filters of one layer."""
-        raise NotImplementedError
-
-    def _filters(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The filters of each layer as rows, and the channel of each; masked filters are left out, as if cut."""
-        graph, gates = self.gates.whole, self.gates
-        masked = Plan(gates.graph, gates.kept).cuts(gates.present).kept
-        for (tensor, axis), channels in graph.axes.items():
-            if tensor in gates.present.gone:
-                continue
-            if graph.roles[tensor, axis] == Role.PRODUCES and len(graph.shapes[tensor]) > 1:
-                path, _, attribute = tensor.rpartition(".")
-                weight = getattr(gates.model.get_submodule(path), attribute).detach()
-                weight = cut(weight, weight.shape, masked.get(tensor, {}))
-                yield weight.double().movedim(axis, 0).flatten(1), channels[is_kept(channels, gates.kept)]
-
-
-@register("l1")
-class L1Norm(FilterScore):
-    """Li et al.: the sum of the filter's absolute weights."""
-
-    def worth(self, rows: Tensor) -> Tensor:
-        return rows.abs().sum(1)
-
-
-@register("l2")
-class L2Norm(FilterScore):
-    """The filter's Euclidean norm."""
-
-    def worth(self, rows: Tensor) -> Tensor:
-        return rows.norm(dim=1)
-
-
-@register("fpgm")
-class FPGM(FilterScore):
-    """He et al.: the sum of distances to all filters of the layer; near the geometric median is redundant."""
-
-    def worth(self, rows: Tensor) -> Tensor:
-        return torch.cdist(rows, rows).sum(1)
 
 
 @register("random")
