@@ -156,7 +156,7 @@ MUTANTS = """
 - if role != "consumes":
 + if role == "produces":
 # zeros hide what is behind them
-@ tests/channels/test_verify.py::test_complex_weights_of_zeros_hide_nothing
+@ tests/channels/test_subject.py::test_noise_leaves_nothing_at_zero_and_no_two_channels_alike
 - part.copy_(torch.where(part == 0, 0.05 * noise[: len(part)], part))
 + pass
 # an axis may be one pixel of the smaller picture

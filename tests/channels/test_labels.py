@@ -1,13 +1,14 @@
 """Connected components and groups, against the plain way of finding them."""
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secateur.channels.build import number_groups
 from secateur.channels.labels import connect
 
 
+@settings(deadline=None)
 @given(st.integers(1, 30).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.tuples(*[st.integers(0, n - 1)] * 2)))))
 def test_components_equal_a_plain_union_find(case: tuple[int, list[tuple[int, int]]]) -> None:
     size, pairs = case
@@ -35,6 +36,7 @@ SLICES = st.dictionaries(st.integers(0, 3), st.integers(1, 3), min_size=1)
 """How many slices a component has on each axis."""
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(SLICES, st.booleans()), min_size=1, max_size=12))
 def test_groups_are_components_with_the_same_slices(components: list[tuple[dict[int, int], bool]]) -> None:
     """Numbered in the order of their first component."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pictures import noise
 from PIL import Image
@@ -137,6 +137,7 @@ def test_a_thin_image_is_shown_in_its_middle(size: tuple[int, int]) -> None:
     assert height <= max(1, round(width * 4 / 3))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), max_size=30))
 def test_groups_hold_every_image_once_and_little_else(shapes: list[tuple[int, int]]) -> None:
     most, views.MOST_PIXELS = views.MOST_PIXELS, 10_000
