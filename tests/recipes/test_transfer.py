@@ -20,7 +20,7 @@ from secateur.models.lookup import find_model
 from secateur.recipes.jobs import Job, Order, build
 from secateur.recipes.paper import find_recipe
 from secateur.recipes.repair import repair_network
-from secateur.recipes.starts import begin, open_network
+from secateur.recipes.starts import begin, open_network, teacher_of
 from secateur.recipes.work import first_training
 from secateur.results.load import about
 from secateur.results.predict import predict
@@ -327,6 +327,13 @@ def test_a_result_of_other_classes_is_refused(trained: Path, parted: Path, renam
         open_network(order, CPU)
     begun(order_of(parted, trained))
     begun(order_of(renamed, trained / "result/model.safetensors", new_head="fc"))
+
+
+def test_a_teacher_of_other_classes_is_refused(trained: Path, parted: Path, renamed: Path) -> None:
+    jobs = {folder: build(order_of(folder, None), 0, CPU) for folder in (parted, renamed)}
+    assert teacher_of(jobs[parted], order_of(parted, None, teacher=str(trained))) is not None
+    with pytest.raises(InvalidData, match="class 1 of"):
+        teacher_of(jobs[renamed], order_of(renamed, None, teacher=str(trained)))
 
 
 def test_a_pruned_result_of_other_classes_is_refused(

@@ -126,7 +126,7 @@ def sparsely(every: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("every", [every, pytest.param(1, marks=pytest.mark.slow)])
 
 
-@sparsely(12)
+@sparsely(9)
 def test_from_every_checkpoint_and_every_event(every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = check_all_moments(quick(**RICH), tmp_path, monkeypatch, every=every)
     assert_same_result(whole, finished(quick(**RICH), *prepared()), "a folder changes nothing")

@@ -138,6 +138,7 @@ def teacher_of(job: Job, order: Order) -> nn.Module | None:
     source = find_source(order.teacher)
     if source.plan is not None:
         raise InvalidSetting("the teacher is pruned", got=order.teacher, wanted="a whole network")
+    _check_classes(job, source)
     teacher = narrower(replace(order, width=1.0), job)(1.0).to(device_of(job.model))
     source.fill_(teacher)
     return teacher
