@@ -104,6 +104,12 @@ def resnet56_cifar10_ours() -> Recipe:
 
 
 @recipe
+def resnet20_cifar10_ours() -> Recipe:
+    """ResNet-20 on CIFAR-10 with settings of our own, which were chosen for ResNet-56."""
+    return ours(Recipe(network="resnet20", data="cifar10", pruning=_as_published(keep_macs=0.4)))
+
+
+@recipe
 def vgg16m_cifar10() -> Recipe:
     """VGG-16-M on CIFAR-10 with the paper's settings."""
     return Recipe(network="vgg16_m", data="cifar10", pruning=_as_published(keep_macs=0.4))
