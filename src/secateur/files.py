@@ -53,6 +53,18 @@ def _write(path: Path, temporary: Path, content: str | bytes | Callable[[Path], 
         raise
 
 
+def _place(source: Path, folder: Path, names: list[str]) -> None:
+    """Move these files, all of them or none."""
+    try:
+        for name in names:
+            (source / name).replace(folder / name)
+        sync_folder(folder)
+    except OSError:
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
+        raise
+
+
 def write_together(folder: Path, files: Mapping[str, str | bytes]) -> None:
     """Write files that belong together; those of that name in the folder stay until all new ones are on the disk.
 
@@ -65,9 +77,7 @@ def write_together(folder: Path, files: Mapping[str, str | bytes]) -> None:
             write_atomic(unfinished / name, content)
         for name in reversed([*files]):
             (folder / name).unlink(missing_ok=True)
-        for name in files:
-            (unfinished / name).replace(folder / name)
-        sync_folder(folder)
+        _place(unfinished, folder, list(files))
     except OSError as error:
         name = Path(str(error.filename)).name
         error.filename = str(folder / name if name in files else folder)

@@ -140,8 +140,9 @@ def test_other_commands_whose_disk_fails_at_any_call(
             assert not hidden(out)
             for summary in out.rglob("summary.json"):
                 secateur.load(summary.parent, build="tiny_job:build")
-            begun = (out / "run" / "config.json").exists()
-            again = ["resume", out / "run", "--device", "cpu", "--quiet"] if begun else arguments
-            assert command(*again)[0] == 0
+            if status:
+                begun = (out / "run" / "config.json").exists()
+                again = ["resume", out / "run", "--device", "cpu", "--quiet"] if begun else arguments
+                assert command(*again)[0] == 0, faults.calls[number]
             assert not hidden(out)
             out.mkdir(exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -89,4 +90,6 @@ def figure(path: Path, *, rows: int, width: float, columns: int = 1, height: flo
     # Without a date, and with identifiers that do not change.
     dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:], {})
     with matplotlib.rc_context({"svg.hashsalt": "secateur"}):
-        write_atomic(path, lambda target: drawing.savefig(target, format=path.suffix[1:], metadata=dated))
+        drawn = BytesIO()  # the PDF backend hides why it could not write to a file
+        drawing.savefig(drawn, format=path.suffix[1:], metadata=dated)
+    write_atomic(path, drawn.getvalue())
