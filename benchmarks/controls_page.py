@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from math import sqrt
 from statistics import mean, stdev
 
-from evidence import Evidence, cost, spread
+from evidence import RESULTS, Evidence, cost, spread
 
+from secateur.files import read_json
 from secateur.recipes.reports import in_markdown as table
 
 NETWORKS = {"controls-resnet56": "ResNet-56 on CIFAR-10", "controls-vgg16m": "VGG-16-M on CIFAR-100"}
@@ -40,6 +41,8 @@ The network trained once more: {lifted}.{whole}"""
 
 FOUND = {
     "controls-resnet56": """\
+Measured at -70% of the MACs; at -60% there is the reference alone, in the first row.
+
 Two things matter: which channels go, and that training starts from trained weights. Channels chosen by L1 norm or at
 random end below the reference; Taylor, Slim and PCNN are equal. The shape that pruning found, trained from random
 weights for as many epochs, is no better than a network that is evenly narrower, and both stay below. The rest makes no
@@ -49,6 +52,16 @@ nothing from 50 epochs more either. Repair pays where there is less training aft
 [without training](#without-training)."""
 }
 """What the runs of a network have shown, which is read again when there are new ones."""
+PEERS = {"taylor": "Torch-Pruning: group Taylor", "norm": "Torch-Pruning: group norm", "fastnas": "ModelOpt: FastNAS"}
+HEAD_TO_HEAD = """\
+**Head to head.** Another tool prunes the same trained network to 30% of the MACs. Loss, teacher, rates and the number
+of epochs are ours; it removes a little in each of 100 steps and stops below the budget.
+
+{table}
+
+Made by `python benchmarks/head_to_head.py resnet56-cifar10-ours --data cifar --weights
+results/controls-resnet56/lifted-seed0 --method METHOD --keep-macs 0.3 --seed SEED --device cuda --precision bf16`
+({versions}). Not measured yet: {missing}."""
 DEAD = """\
 Runs that ended at chance are left out of the mean; n says how many runs are in it. Pruning broke those networks.
 {dead}"""
@@ -71,9 +84,28 @@ def controls(sets: dict[str, dict[str, list[Evidence]]]) -> tuple[str, list[Evid
         told = f"\n\nNot measured yet: {', '.join(missing)}." if missing else ""
         given = {"lifted": lifted, "whole": whole, "found": FOUND.get(name, ""), "missing": told}
         parts += [f"{title}.", TEXT.format(**given), table(heads, rows)]
+        if name == "controls-resnet56":
+            parts += head_to_head(after(arms["reference-30"]))
         dead = [describe(run) for arm in arms.values() for run in arm if not alive(run)]
         parts += [DEAD.format(dead=" ".join(dead))] if dead else []
     return "\n\n".join(parts), used
+
+
+def head_to_head(reference: Sequence[float]) -> list[str]:
+    """What other tools come to, against our reference."""
+    found = [read_json(path) for path in sorted((RESULTS / "head-to-head").glob("resnet56-*.json"))]
+    rows = []
+    for method, what in PEERS.items():
+        if runs := [run for run in found if run["method"] == method]:
+            values = [run["after"]["accuracy"] for run in runs]
+            left = f"{mean(run['macs'] for run in runs) - 1:+.1%}"
+            rows.append([what, left, spread(values), str(len(runs)), against(values, reference)])
+    if not rows:
+        return []
+    missing = " and ".join(what for method, what in PEERS.items() if all(run["method"] != method for run in found))
+    versions = "torch-pruning {torch-pruning}".format(**found[0])
+    heads = ["pruned by", "MACs", "accuracy", "n", "against the reference"]
+    return [HEAD_TO_HEAD.format(table=table(heads, rows), versions=versions, missing=missing)]
 
 
 def rows_of(arms: dict[str, list[Evidence]], percent: int) -> list[list[str]]:

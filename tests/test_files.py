@@ -109,3 +109,34 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_half_a_line_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "events").write_text(f"{to_json({'loss': math.nan})}\n" + '{"loss')
     assert read_json_lines(tmp_path / "events") == [{"loss": None}]
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_files_that_belong_together_are_put_in_place_all_or_none(
+    call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def failing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def do(*given: Any) -> Any:
+            calls.append(str(given[-1]))
+            if len(calls) == call + 1:
+                raise OSError(errno.EIO, "broken", str(given[-1]))
+            return real(*given)
+
+        return do
+
+    contents = {"a": "1", "b": "2", "c": "3"}
+    real = files.write_atomic
+
+    def written(path: Path, content: str) -> None:
+        real(path, content)
+        if path.name == "c":  # what follows puts them in place
+            monkeypatch.setattr(Path, "replace", failing(Path.replace))
+            monkeypatch.setattr(files, "sync_folder", failing(files.sync_folder))
+
+    monkeypatch.setattr(files, "write_atomic", written)
+    with pytest.raises(OSError, match="broken"):
+        files.write_together(tmp_path, contents)
+    assert len(calls) == call + 1
+    assert list(tmp_path.iterdir()) == []

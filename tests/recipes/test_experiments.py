@@ -184,7 +184,9 @@ def test_networks_without_labels_are_cut_repaired_and_distilled() -> None:
         assert (pruning_of(repaired).score, pruning_of(repaired).ticks.step) == ("measured", 0.1)
         assert (pruning_of(cut).ticks.removes, pruning_of(cut).repair) == (1.0, 0)
         assert repaired.continue_from == (None if before is None else f"repaired-{before}")
-        assert (distilled.weights_of, training_of(distilled).epochs) == (repaired.name, 125)
+        assert (distilled.weights_of, training_of(distilled).epochs) == (repaired.name, 500)
+        assert isinstance(distilled.settings, Training)
+        assert distilled.settings.learning.distill_features == 5.0
 
 
 def test_photographs_are_pruned_by_each_score_from_one_network() -> None:

@@ -32,7 +32,7 @@ from secateur.recipes.recipe import from_scratch
 from secateur.recipes.starts import find_source, open_network
 from secateur.recipes.work import Observer, read_run, smaller
 from secateur.results.structure import read_structure
-from secateur.runs import run as run_module
+from secateur.runs import lessons
 from secateur.runs.run import Run
 from secateur.training.checkpoint import RunFolder
 
@@ -137,9 +137,9 @@ def test_fine_tuning_learns_from_the_whole_network(
     chain: Chain, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     teachers: list[nn.Module] = []
-    distilled = run_module.distilled
+    distilled = lessons.distilled
     monkeypatch.setattr(
-        run_module,
+        lessons,
         "distilled",
         lambda loss, teacher, *rest: teachers.append(teacher) or distilled(loss, teacher, *rest),
     )

@@ -1,10 +1,12 @@
 """Figures: what is drawn, and that it is drawn the same way twice."""
 
+import errno
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from faults import Faults
 
 from secateur.errors import InvalidSetting
 from secateur.results.figures import COLOURS, draw_curves, draw_pictures, draw_structures
@@ -110,3 +112,15 @@ def test_what_cannot_be_drawn_leaves_no_file(structures: list[Structure], name: 
     with pytest.raises(InvalidSetting):
         draw_structures(structures, tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_is_full_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    with Faults(tmp_path).active() as counted:
+        draw_structures([PRUNED], tmp_path / "figure.pdf")
+    writes = [number for number, call in enumerate(counted.calls) if call.startswith("write")]
+    (tmp_path / "figure.pdf").unlink()
+    assert writes
+    for number in writes:
+        with Faults(tmp_path, number, errno.ENOSPC, True).active(), pytest.raises(OSError, match="No space left"):
+            draw_structures([PRUNED], tmp_path / "figure.pdf")
+        assert list(tmp_path.iterdir()) == []

@@ -319,7 +319,7 @@ def test_the_whole_network_teaches_in_tocks_and_fine_tuning_only(monkeypatch: py
         teachers.append(states(teacher))
         return distilled(loss, teacher, *others)
 
-    monkeypatch.setattr("secateur.runs.run.distilled", noted)
+    monkeypatch.setattr("secateur.runs.lessons.distilled", noted)
     settings = quick(distill=0.5, retrain_epochs=1)
     run = make_run(settings, net, graph, task)
     seen = watched(run)

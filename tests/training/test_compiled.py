@@ -186,3 +186,10 @@ def test_an_evaluation_is_compiled_if_everything_is(calls: list[Any]) -> None:
     assert trainer.for_evaluation() is evaluated
     trainer.forget()
     assert trainer.for_evaluation() is not evaluated
+
+
+def test_a_network_that_the_loss_looks_into_is_not_compiled(calls: list[Any]) -> None:
+    model = Small()
+    work = Work("train", square, torch.optim.SGD(model.parameters(), 0.1), rate=lambda step: 0.1, compiles=False)
+    Trainer(model, Engine(compile="always")).epoch([torch.randn(2, 3, 8, 8)], work)
+    assert not calls

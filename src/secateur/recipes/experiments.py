@@ -205,9 +205,9 @@ def unlabelled(recipe: str = "mobilenetv2-photographs") -> Experiment:
     )
     at_once = small.but(tick_step=1.0, repair=0, score="taylor")
     # With few images weights change little, and batch norms keep what they have learned from many.
-    distilled = Training.of(
-        epochs=125, lr=2e-4, lr_low=0.0, shape="warmup", distill=1.0, distill_temperature=2.0, fixed_statistics=True
-    ).but(optimizer="adamw", evaluate="phases")
+    teaching = {"distill": 1.0, "distill_temperature": 2.0, "distill_features": 5.0, "fixed_statistics": True}
+    distilled = Training.of(epochs=500, lr=1e-4, lr_low=0.0, shape="warmup", **teaching)
+    distilled = distilled.but(optimizer="adamw", evaluate="phases")
     steps, before = [baseline(recipe)], None
     for percent in (90, 80, 70, 60, 50):
         repaired, budget = f"repaired-{percent}", {"keep_macs": percent / 100}

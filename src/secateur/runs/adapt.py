@@ -32,7 +32,7 @@ def adapted(
         settings = settings.but(repair=0)
     if settings.learning.distill and (why := _why_no_teacher(model, graph, task)) is not None:
         say(f"note: no distillation, since {why}")
-        settings = settings.but(distill=0.0)
+        settings = settings.but(distill=0.0, distill_features=0.0)
     return settings
 
 

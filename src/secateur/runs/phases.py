@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from secateur.channels.shrink import copy_model, tensors_of
 from secateur.errors import InvalidSetting
 from secateur.runs.events import Event, FineTune, Start, Train
+from secateur.runs.lessons import loss_of
 from secateur.training.ema import Ema
 from secateur.training.loop import Work
 from secateur.training.optimizers import load_optimizer_state, make_optimizer, optimizer_state
@@ -184,7 +185,7 @@ class TrainPhase(Phase):
         if run.pruner is not None and not run.pruner.gates.merged:
             run.pruner.merge_()
         self.optimizer = make_optimizer(run.trained, self.learning)
-        self.loss = run.distilled(self.learning) if self.distills else run.task.loss
+        self.loss = loss_of(run, self.learning, features=True) if self.distills else run.task.loss
         self.ema = Ema(run.model, self.learning.ema) if self.averages and self.learning.ema else None
         self.unfinished = True
 
@@ -203,6 +204,7 @@ class TrainPhase(Phase):
                 after_update=self.ema.update if self.ema is not None else None,
                 tensors=self.tensors,
                 fixed_statistics=self.learning.fixed_statistics,
+                compiles=not (self.distills and self.learning.distill_features),
                 steps=steps,
             )
             loss = run.train_epoch(f"{self.name}, epoch {epoch + 1} of {epochs}", work)

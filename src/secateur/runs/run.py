@@ -22,19 +22,19 @@ from secateur.pruning.pruner import Pruner
 from secateur.pruning.selection import count_filters
 from secateur.randomness import mix, seeded
 from secateur.runs.events import Event, Finished, Result
+from secateur.runs.lessons import check_teacher
 from secateur.runs.phases import Phase, only_train_
 from secateur.runs.record import Record
 from secateur.runs.settings import TickTock
 from secateur.runs.ticktock import PruningPhase
 from secateur.training.batches import count, draw, prefetch, reseed, share_of, unaugmented
-from secateur.training.distill import distilled, scores_of
 from secateur.training.distributed import World, sync_batchnorm_, unsync_batchnorm_
 from secateur.training.engine import Engine
 from secateur.training.loop import LOOK_EVERY, NonFiniteLoss, Position, Trainer, Work
 from secateur.training.optimizers import make_optimizer
-from secateur.training.settings import Learning, Training
+from secateur.training.settings import Training
 from secateur.training.shards import shard
-from secateur.training.task import Loss, Task, check_task
+from secateur.training.task import Task, check_task
 
 Some = TypeVar("Some", bound=Event)
 Progress = Callable[[Any], object]
@@ -79,7 +79,7 @@ class Run:
         self.whole = model if self.started_whole else whole
         """The whole network as the present phase knows it: it teaches, and cuts are compared with it."""
         self.teacher = teacher
-        self.model = self._copy(model)
+        self.model = self.copied(model)
         self.synced = self._sync_batchnorm()
         """The batch norms that see the batches of all processes, and their own classes."""
         self._trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -133,11 +133,7 @@ class Run:
     def _check_phases(self, teacher: nn.Module) -> None:
         """Raise for what could not be done, before anything is; set up what can be set up now."""
         make_optimizer(self.trained, self.settings.learning)
-        if self.settings.learning.distill:
-            with torch.no_grad():
-                for example in self.graph.calls.get("eval", ())[:1]:
-                    given = example.copied().on(next(teacher.parameters()).device)
-                    scores_of(given(copy_model(teacher).eval()), self.task.output)
+        check_teacher(self, teacher)
         trains_first = False
         for phase in self.phases:
             trains_first |= phase.trains_whole
@@ -152,7 +148,8 @@ class Run:
         if pruning is not None and self.pruner is None:
             self.pruner = pruning.make_pruner(self, self.model)
 
-    def _copy(self, model: nn.Module) -> nn.Module:
+    def copied(self, model: nn.Module) -> nn.Module:
+        """A copy in the memory format of the engine, the same in all processes."""
         copied = copy_model(model)
         if self.engine.channels_last:
             copied._apply(channels_last)
@@ -165,14 +162,6 @@ class Run:
         if self.engine.sync_batchnorm:
             self.progress("sync_batchnorm has no effect: it is for several processes with a GPU each")
         return {}
-
-    def distilled(self, learning: Learning) -> Loss:
-        """The loss of the task, with a teacher where the settings say so."""
-        teacher = self.whole if self.teacher is None else self.teacher
-        if not learning.distill or teacher is None:
-            return self.task.loss
-        amount, temperature = learning.distill, learning.distill_temperature
-        return distilled(self.task.loss, self._copy(teacher), amount, temperature, self.task.output)
 
     def events(self) -> Iterator[Event]:
         """Do the run, one event at a time."""

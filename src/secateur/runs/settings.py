@@ -220,6 +220,7 @@ class TickTock(Settings):
             finetune_epochs=0,
             retrain_epochs=0,
             distill=0.0,
+            distill_features=0.0,
             ema=0.0,
             rank=PER_UNIT.get(self.budget.counts, "score"),
         )

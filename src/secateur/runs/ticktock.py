@@ -23,6 +23,7 @@ from secateur.pruning.selection import Target, check_reachable, decided
 from secateur.pruning.settings import ALIGNED
 from secateur.runs.events import Event, Tick, Tock
 from secateur.runs.forecast import NOT_FASTER, forecast
+from secateur.runs.lessons import loss_of
 from secateur.runs.phases import Phase, only_train_
 from secateur.runs.settings import Ticks, TickTock
 from secateur.training.batches import draw, share_of, unaugmented
@@ -103,7 +104,7 @@ class PruningPhase(Phase):
         self.in_tock = trained_in_tock(pruner, run.trained)
         self.in_tick = trained_in_tick(run.model, pruner, run.trained, run.graph.final, settings.ticks.shifts)
         self.optimizer = make_optimizer(self.in_tock, settings.learning)
-        self.loss = run.distilled(settings.learning)
+        self.loss = loss_of(run, settings.learning)
         ticks = settings.ticks
         self.tick_share = ticks.data if ticks.images is None else share_of(run.task.train, ticks.images)
         self.alone = run.world.size == 1

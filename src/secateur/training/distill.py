@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,57 +14,77 @@ from secateur.errors import InvalidData
 from secateur.nested import map_tensors
 from secateur.training.batches import device_of, hand_over
 from secateur.training.entries import Key, form_of, tensor_of
+from secateur.training.features import Features
 from secateur.training.task import Loss
 
 
-def distilled(loss: Loss, teacher: nn.Module, weight: float, temperature: float, output: Key | None = None) -> Loss:
+def distilled(
+    loss: Loss,
+    teacher: nn.Module,
+    weight: float,
+    temperature: float,
+    output: Key | None = None,
+    features: Features | None = None,
+) -> Loss:
     """(1 - weight) * loss + weight * T^2 * KL(teacher || model), both softened by the temperature T.
 
     Whenever the loss calls the model, the teacher is called with the same arguments, so this works for any task whose
     model gives scores over classes along axis 1. With a weight of 1 only its calls of the model matter.
     output: where these are in what both return.
+    features: of both, whose distance counts beside that of the scores.
     """
     teacher.eval().requires_grad_(False)
 
     def combined(model: nn.Module, batch: Any) -> Tensor:
-        answers: list[Callable[[], Tensor]] = []
+        answers: list[Callable[[], tuple[Tensor, list[Tensor]]]] = []
         outputs: list[Any] = []
 
         def called(module: nn.Module, args: Any, kwargs: Any) -> None:
-            answers.append(_asked(teacher, args, kwargs, output))
+            answers.append(_asked(teacher, args, kwargs, output, features))
 
         ask = model.register_forward_pre_hook(called, with_kwargs=True)
         keep = model.register_forward_hook(lambda module, args, found: outputs.append(found))
         try:
-            labelled = loss(model, batch)
+            with features.watched(model) if features is not None else nullcontext([]) as own:
+                labelled = loss(model, batch)
         finally:
             ask.remove()
             keep.remove()
         if not outputs:
             raise InvalidData("the loss never calls the model, so there is nothing to distil")
-        pairs = zip(outputs, answers, strict=True)
-        terms = [softened(scores_of(own, output), answer(), temperature) for own, answer in pairs]
+        told = [answer() for answer in answers]
+        pairs = zip(outputs, told, strict=True)
+        terms = [softened(scores_of(given, output), scores, temperature) for given, (scores, _) in pairs]
         distance = torch.stack(terms).mean()
+        if features is not None:
+            distance = distance + features.distance(own, [each for _, theirs in told for each in theirs])
         return distance if weight == 1 else (1 - weight) * labelled + weight * distance
 
     return combined
 
 
 @torch.no_grad()
-def _asked(teacher: nn.Module, args: Any, kwargs: Any, output: Key | None) -> Callable[[], Tensor]:
-    """A function that waits for the teacher's scores, which a GPU computes at the same time as the model's."""
+def _asked(
+    teacher: nn.Module, args: Any, kwargs: Any, output: Key | None, features: Features | None
+) -> Callable[[], tuple[Tensor, list[Tensor]]]:
+    """A function that waits for the teacher's scores and features, which a GPU computes beside the model's."""
     # Both may write to what they are given.
     args, kwargs = map_tensors((args, kwargs), torch.clone)
     device = device_of(teacher)
+
+    def compute() -> tuple[Tensor, list[Tensor]]:
+        with features.watched(teacher) if features is not None else nullcontext([]) as found:
+            return scores_of(teacher(*args, **kwargs), output), found
+
     if device.type != "cuda":
-        target = scores_of(teacher(*args, **kwargs), output)
+        target = compute()
         return lambda: target
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        target = scores_of(teacher(*args, **kwargs), output)
+        target = compute()
 
-    def answer() -> Tensor:
+    def answer() -> tuple[Tensor, list[Tensor]]:
         # Holds what the teacher reads until here, so that the model does not get that memory meanwhile.
         hand_over((args, kwargs, target), stream, device)
         return target

@@ -54,6 +54,8 @@ class Work:
     """Whether batch norms use their running statistics, and keep them, and dropout is off."""
     capturable: bool = True
     """Whether these calls compute on the device alone."""
+    compiles: bool = True
+    """Whether the network may be compiled: the loss does not look into it."""
     steps: int = 0
     """How many there will be before the network changes, at least: whether compiling pays depends on them."""
     tensors: Callable[[], list[Tensor]] = list
@@ -257,8 +259,8 @@ class Trainer:
             self._graphs[work.name] = self._capture(work, batch, obstacle)
 
     def _compiles(self, work: Work, batch: Any, obstacle: str | None) -> bool:
-        if self.engine.compile != "auto":
-            return self.engine.compile == "always"
+        if self.engine.compile != "auto" or not work.compiles:
+            return self.engine.compile == "always" and work.compiles
         pays_here = False
         if self.device.type == "cuda" and self.engine.tune and obstacle is None:
             with preserved(), unchanged([*self.model.buffers(), *work.tensors()]):

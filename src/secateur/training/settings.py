@@ -93,6 +93,9 @@ class Learning(Settings):
     distill_temperature: float = 4.0
     """Temperature that softens both outputs."""
 
+    distill_features: float = 0.0
+    """Weight of the distance from the teacher's last features, in fine-tuning: 5 is good for few images."""
+
     fixed_statistics: bool = False
     """In training, layers compute as in evaluation: batch norms keep statistics, dropout is off. For few images."""
 
@@ -103,10 +106,13 @@ class Learning(Settings):
     """Keep the epoch of training or fine-tuning that is best on held-out images, not the last one."""
 
     def check(self) -> None:
-        self.require("0 or more", "momentum", "weight_decay", holds=lambda value: value >= 0)
+        self.require("0 or more", "momentum", "weight_decay", "distill_features", holds=lambda value: value >= 0)
         self.require("a share, from 0 to 1", "distill", holds=lambda value: 0 <= value <= 1)
         self.require("a share, at least 0 and below 1", "ema", holds=lambda value: 0 <= value < 1)
         self.require("a number above 0", "distill_temperature", holds=lambda value: value > 0)
+        if self.distill_features and not self.distill:
+            wanted = "0, or distill above 0"
+            raise InvalidField("distill_features", "has no teacher", got=self.distill_features, wanted=wanted)
 
 
 Evaluate = Literal["always", "phases", "end"]
