@@ -57,10 +57,10 @@ def test_few_events_are_all_drawn(copied: Path) -> None:
 
 
 def test_many_phases_are_few_shapes(copied: Path) -> None:
-    written(copied, 900)
+    written(copied, 450)
     shapes = figures_of(render([read_run(copied, "run")]))["metric-0"]["layout"]["shapes"]
     assert [shape["name"] for shape in shapes] == ["Tick", "Tock", "fine-tuning"]
-    assert [shape["path"].count("M") for shape in shapes] == [900, 900, 1]
+    assert [shape["path"].count("M") for shape in shapes] == [450, 450, 1]
 
 
 @pytest.mark.parametrize("count", [300, 1000, 1001])

@@ -25,7 +25,7 @@ METRICS = {"top5": "top-5 accuracy", "miou": "mean IoU", "pixel_accuracy": "pixe
 COSTS = {"macs": "MACs", "params": "parameters", "filters": "filters"}
 COUNTED = {**COSTS, "latency": "time"}
 """What a budget may count."""
-MOST_MOMENTS = 2000
+MOST_MOMENTS = 1000
 """That are drawn of a run: with more, the page would take long to write and to open."""
 
 
