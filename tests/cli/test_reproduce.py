@@ -371,6 +371,22 @@ def test_another_baseline_in_the_same_folder_is_refused(reproduce: Call, out: Pa
     )
 
 
+def test_a_published_run_tells_the_name_of_its_baseline_alone(reproduce: Call, out: Path, tmp_path: Path) -> None:
+    assert reproduce("table1", RESNET)[0] == 0
+    weights = tmp_path / "elsewhere" / "weights.safetensors"
+    weights.parent.mkdir()
+    shutil.copy(out / RESNET / "baseline-seed0" / "result" / "model.safetensors", weights)
+    for run in ("GBN-40", "GBN-30"):
+        summary = out / RESNET / f"{run}-seed0" / "result" / "summary.json"
+        told = json.loads(summary.read_text())
+        told["order"]["weights"] = "weights.safetensors"
+        summary.write_text(json.dumps(told))
+    status, _, err = reproduce("table1", RESNET, "--baseline", weights)
+    assert status == 0, err
+    other = weights.rename(tmp_path / "other.safetensors")
+    assert "other weights" in reproduce("table1", RESNET, "--baseline", other)[2]
+
+
 def test_only_some_runs(reproduce: Call, tmp_path: Path) -> None:
     for more, words in (
         (["--only", "GBN-*"], "GBN-40 starts from baseline"),

@@ -122,14 +122,18 @@ def check_same(step: Step, conditions: Conditions) -> None:
     wanted: dict[str, Any] = order.compared() | {"weights": conditions.source_of(step), "fresh": bool(step.shape_of)}
     if step.narrow_to is not None:
         del wanted["width"], wanted["weights"]
-    elif step.source is not None and not conditions.is_given(step.source):
-        # Another run of the same experiment: all of them may have been moved.
+    elif step.source is not None and (not conditions.is_given(step.source) or _is_name(begun["order"]["weights"])):
+        # Another run of the same experiment: all of them may have been moved. Published runs tell names alone.
         for given in (wanted, begun["order"]):
             given["weights"] = Path(str(given["weights"])).name
     settings = json.loads(json.dumps(settings_of(step, conditions).to_dict()))
     if other := differences(begun, {"settings": settings, "order": wanted}):
         remedy = "Choose another folder for the runs"
         raise InvalidSetting(f"{folder} holds another run", got=f"other {', '.join(other)}", remedy=remedy)
+
+
+def _is_name(path: Any) -> bool:
+    return Path(str(path)).name == str(path)
 
 
 def settings_of(step: Step, conditions: Conditions) -> TickTock | Training:
