@@ -188,4 +188,5 @@ def plan_of(path: Path, graph: ChannelGraph, order: Order) -> Plan:
         return Plan.from_json(graph, data)
     except InvalidSetting as error:
         what = f"{path} is not of the network of {order.recipe}: {error}"
-        raise InvalidSetting(what, remedy="Name the recipe that it was made with") from error
+        remedy = "Name the recipe that it was made with, with the same --ignore and --inexact"
+        raise InvalidSetting(what, remedy=remedy) from error
