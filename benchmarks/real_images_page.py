@@ -68,7 +68,7 @@ features too (`--distill-features 5`). Measured for MobileNet-v2 at -30%, from o
 
 So the distance to the whole network is {missed:.1f} points, where 4 was the goal. It is one seed, and the losses tell
 more than top-1. The weight and the rate were chosen on the 1,000 photographs for choosing. Features of the ends of all
-blocks, and images mixed in pairs, were tried there too, and gained less than features of the last layer. ResNet-50 has
+blocks, and images mixed in pairs, were tried there too, and gained less than the last features. ResNet-50 has
 not been tried with features.
 
 Made by `secateur train mobilenetv2-photographs --data PHOTOS --weights runs/mobilenetv2-photographs/repaired-70-seed0

@@ -111,10 +111,27 @@ def test_half_a_line_is_left_out(tmp_path: Path) -> None:
     assert read_json_lines(tmp_path / "events") == [{"loss": None}]
 
 
-@pytest.mark.parametrize("call", range(4))
+@pytest.mark.parametrize("older", [{}, {"a": "old a", "b": "old b", "c": "old c"}, {"b": "old b"}])
 def test_files_that_belong_together_are_put_in_place_all_or_none(
-    call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    older: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Two files at least are moved aside or placed in turn, and the folder is synced.
+    for call in range(4 + len(older)):
+        folder = tmp_path / str(call)
+        folder.mkdir()
+        for name, content in older.items():
+            (folder / name).write_text(content)
+        with monkeypatch.context() as patch:
+            fail_at(call, patch)
+            with pytest.raises(OSError, match="broken"):
+                files.write_together(folder, {"a": "1", "b": "2", "c": "3"})
+        assert {path.name: path.read_text() for path in folder.iterdir()} == older
+    files.write_together(folder, {"a": "1", "b": "2", "c": "3"})
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"a": "1", "b": "2", "c": "3"}
+
+
+def fail_at(call: int, patch: pytest.MonkeyPatch) -> None:
+    """Let one of the calls fail that put files in place, once."""
     calls: list[str] = []
 
     def failing(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,17 +143,12 @@ def test_files_that_belong_together_are_put_in_place_all_or_none(
 
         return do
 
-    contents = {"a": "1", "b": "2", "c": "3"}
     real = files.write_atomic
 
     def written(path: Path, content: str) -> None:
         real(path, content)
         if path.name == "c":  # what follows puts them in place
-            monkeypatch.setattr(Path, "replace", failing(Path.replace))
-            monkeypatch.setattr(files, "sync_folder", failing(files.sync_folder))
+            patch.setattr(Path, "replace", failing(Path.replace))
+            patch.setattr(files, "sync_folder", failing(files.sync_folder))
 
-    monkeypatch.setattr(files, "write_atomic", written)
-    with pytest.raises(OSError, match="broken"):
-        files.write_together(tmp_path, contents)
-    assert len(calls) == call + 1
-    assert list(tmp_path.iterdir()) == []
+    patch.setattr(files, "write_atomic", written)

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +54,24 @@ def _write(path: Path, temporary: Path, content: str | bytes | Callable[[Path], 
 
 
 def _place(source: Path, folder: Path, names: list[str]) -> None:
-    """Move these files, all of them or none."""
+    """Move these files, all of them or none; if they cannot be moved, those that were there before are there again."""
+    aside, placed = source / "before", list[str]()
     try:
+        aside.mkdir()
+        for name in reversed(names):
+            if (folder / name).exists():
+                (folder / name).replace(aside / name)
         for name in names:
             (source / name).replace(folder / name)
+            placed.append(name)
         sync_folder(folder)
-    except OSError:
+    except BaseException:
+        for name in placed:
+            with suppress(OSError):
+                (folder / name).unlink()
         for name in names:
-            (folder / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                (aside / name).replace(folder / name)
         raise
 
 
@@ -75,8 +85,6 @@ def write_together(folder: Path, files: Mapping[str, str | bytes]) -> None:
     try:
         for name, content in files.items():
             write_atomic(unfinished / name, content)
-        for name in reversed([*files]):
-            (folder / name).unlink(missing_ok=True)
         _place(unfinished, folder, list(files))
     except OSError as error:
         name = Path(str(error.filename)).name

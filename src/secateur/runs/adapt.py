@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from secateur.channels.groups import ChannelGraph
 from secateur.channels.shrink import copy_model
-from secateur.errors import SecateurError
+from secateur.errors import InvalidSetting, SecateurError
 from secateur.nested import tensors_in
 from secateur.pruning.repair import gather
 from secateur.randomness import seeded
+from secateur.runs.before_scores import find_place
 from secateur.runs.settings import TickTock
 from secateur.training.batches import prefetch
 from secateur.training.distill import scores_of
@@ -33,6 +34,12 @@ def adapted(
     if settings.learning.distill and (why := _why_no_teacher(model, graph, task)) is not None:
         say(f"note: no distillation, since {why}")
         settings = settings.but(distill=0.0, distill_features=0.0)
+    if settings.learning.distill_features:
+        try:
+            find_place(model, graph)
+        except InvalidSetting as error:
+            say(f"note: no features are compared, since {error.what}")
+            settings = settings.but(distill_features=0.0)
     return settings
 
 

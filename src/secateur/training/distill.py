@@ -36,28 +36,34 @@ def distilled(
     teacher.eval().requires_grad_(False)
 
     def combined(model: nn.Module, batch: Any) -> Tensor:
-        answers: list[Callable[[], tuple[Tensor, list[Tensor]]]] = []
-        outputs: list[Any] = []
+        answers: list[Callable[[], tuple[Tensor, Tensor | None]]] = []
+        outputs: list[tuple[Any, Tensor | None]] = []
 
-        def called(module: nn.Module, args: Any, kwargs: Any) -> None:
-            answers.append(_asked(teacher, args, kwargs, output, features))
+        with features.watched(model) if features is not None else nullcontext([]) as seen:
 
-        ask = model.register_forward_pre_hook(called, with_kwargs=True)
-        keep = model.register_forward_hook(lambda module, args, found: outputs.append(found))
-        try:
-            with features.watched(model) if features is not None else nullcontext([]) as own:
+            def called(module: nn.Module, args: Any, kwargs: Any) -> None:
+                seen.clear()
+                answers.append(_asked(teacher, args, kwargs, output, features))
+
+            def returned(module: nn.Module, args: Any, found: Any) -> None:
+                outputs.append((found, features.last(seen) if features is not None else None))
+
+            ask = model.register_forward_pre_hook(called, with_kwargs=True)
+            keep = model.register_forward_hook(returned)
+            try:
                 labelled = loss(model, batch)
-        finally:
-            ask.remove()
-            keep.remove()
+            finally:
+                ask.remove()
+                keep.remove()
         if not outputs:
             raise InvalidData("the loss never calls the model, so there is nothing to distil")
-        told = [answer() for answer in answers]
-        pairs = zip(outputs, told, strict=True)
-        terms = [softened(scores_of(given, output), scores, temperature) for given, (scores, _) in pairs]
+        terms: list[Tensor] = []
+        for (given, own), answer in zip(outputs, answers, strict=True):
+            scores, target = answer()
+            terms.append(softened(scores_of(given, output), scores, temperature))
+            if features is not None and own is not None and target is not None:
+                terms[-1] = terms[-1] + features.distance(own, target)
         distance = torch.stack(terms).mean()
-        if features is not None:
-            distance = distance + features.distance(own, [each for _, theirs in told for each in theirs])
         return distance if weight == 1 else (1 - weight) * labelled + weight * distance
 
     return combined
@@ -66,15 +72,16 @@ def distilled(
 @torch.no_grad()
 def _asked(
     teacher: nn.Module, args: Any, kwargs: Any, output: Key | None, features: Features | None
-) -> Callable[[], tuple[Tensor, list[Tensor]]]:
+) -> Callable[[], tuple[Tensor, Tensor | None]]:
     """A function that waits for the teacher's scores and features, which a GPU computes beside the model's."""
     # Both may write to what they are given.
     args, kwargs = map_tensors((args, kwargs), torch.clone)
     device = device_of(teacher)
 
-    def compute() -> tuple[Tensor, list[Tensor]]:
+    def compute() -> tuple[Tensor, Tensor | None]:
         with features.watched(teacher) if features is not None else nullcontext([]) as found:
-            return scores_of(teacher(*args, **kwargs), output), found
+            scores = scores_of(teacher(*args, **kwargs), output)
+        return scores, features.last(found) if features is not None else None
 
     if device.type != "cuda":
         target = compute()
@@ -84,7 +91,7 @@ def _asked(
     with torch.cuda.stream(stream):
         target = compute()
 
-    def answer() -> tuple[Tensor, list[Tensor]]:
+    def answer() -> tuple[Tensor, Tensor | None]:
         # Holds what the teacher reads until here, so that the model does not get that memory meanwhile.
         hand_over((args, kwargs, target), stream, device)
         return target

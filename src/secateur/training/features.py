@@ -1,4 +1,4 @@
-"""Learn from the features of another network too: from what its last layer before the scores gives."""
+"""Learn from the features of another network too: from what enters the layer that gives the scores."""
 
 from __future__ import annotations
 
@@ -14,48 +14,67 @@ from secateur.errors import InvalidData
 
 WITHOUT = "Leave out distill_features"
 TINY = 1e-12
-"""Variance of features that are constant."""
+"""Features that vary by less are constant, and do not count."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """What one layer gives, compared between a network and its teacher.
+    """A tensor in the forward pass of a network, compared with the same one of its teacher.
 
-    layer: its name in both.
-    own, target: the channels that are left, as places in the network's layer and in the teacher's.
-    weight: of the distance in the loss.
+    module: its name in both.
+    entering: whether the tensor is what the module is given, instead of what it gives.
+    axis: of the channels.
+    own, target: the channels that are left, as places in the network's tensor and in the teacher's.
+    weight: of the distance, beside that of the scores.
     """
 
-    layer: str
+    module: str
+    entering: bool
+    axis: int
     own: Tensor
     target: Tensor
     weight: float
 
     @contextmanager
-    def watched(self, model: nn.Module) -> Iterator[list[Tensor]]:
-        """A list of what the layer gives in each call."""
-        found: list[Tensor] = []
+    def watched(self, model: nn.Module) -> Iterator[list[Any]]:
+        """A list of the tensors of each call of the module."""
+        found: list[Any] = []
+        module = model.get_submodule(self.module)
 
-        def see(module: nn.Module, args: Any, given: Tensor) -> None:
+        def enters(module: nn.Module, args: Any) -> None:
+            found.append(args[0] if args else None)
+
+        def leaves(module: nn.Module, args: Any, given: Any) -> None:
             found.append(given)
 
-        handle = model.get_submodule(self.layer).register_forward_hook(see)
+        hook = module.register_forward_pre_hook(enters) if self.entering else module.register_forward_hook(leaves)
         try:
             yield found
         finally:
-            handle.remove()
+            hook.remove()
 
-    def distance(self, own: list[Tensor], target: list[Tensor]) -> Tensor:
+    def last(self, found: list[Any]) -> Tensor:
+        """Of one forward pass of the network."""
+        if not found or not isinstance(found[-1], Tensor):
+            got = type(found[-1]).__name__ if found else "no call"
+            raise InvalidData(
+                f"features of {self.module} cannot be compared", got=got, wanted="a tensor", remedy=WITHOUT
+            )
+        return found[-1]
+
+    def distance(self, own: Tensor, target: Tensor) -> Tensor:
         """The mean square of the difference, relative to the variance of the target, times the weight."""
-        if not own or len(own) != len(target):
-            got = f"{len(own)} calls in the network, {len(target)} in its teacher"
-            raise InvalidData(f"features of {self.layer} cannot be compared", got=got, wanted="as many", remedy=WITHOUT)
-        terms = [self._term(one.float(), other.float()) for one, other in zip(own, target, strict=True)]
-        return self.weight * torch.stack(terms).mean()
-
-    def _term(self, own: Tensor, target: Tensor) -> Tensor:
-        own, target = own.index_select(1, self.own), target.index_select(1, self.target)
-        if own.shape != target.shape:
+        if own.dim() != target.dim() or self._others(own) != self._others(target):
             got, wanted = tuple(own.shape), f"{tuple(target.shape)}, as the teacher's"
-            raise InvalidData(f"features of {self.layer} cannot be compared", got=got, wanted=wanted, remedy=WITHOUT)
-        return (own - target).square().mean() / target.var(correction=0).clamp_min(TINY)
+            raise InvalidData(f"features of {self.module} cannot be compared", got=got, wanted=wanted, remedy=WITHOUT)
+        own = own.index_select(self.axis, self.own).float()
+        target = target.index_select(self.axis, self.target).float()
+        varies = target.var(correction=0)
+        far = (own - target).square().mean() / varies.clamp_min(TINY)
+        return self.weight * torch.where(varies > TINY, far, torch.zeros_like(far))
+
+    def _others(self, tensor: Tensor) -> list[int]:
+        """The sizes of the other axes."""
+        sizes = list(tensor.shape)
+        del sizes[self.axis]
+        return sizes

@@ -94,7 +94,7 @@ class Learning(Settings):
     """Temperature that softens both outputs."""
 
     distill_features: float = 0.0
-    """Weight of the distance from the teacher's last features, in fine-tuning: 5 is good for few images."""
+    """Weight of the distance from the teacher's last features beside its scores', in fine-tuning: 5 for few images."""
 
     fixed_statistics: bool = False
     """In training, layers compute as in evaluation: batch norms keep statistics, dropout is off. For few images."""
