@@ -313,7 +313,10 @@ def test_fine_tuning_looks_at_features_and_tocks_do_not(monkeypatch: pytest.Monk
     monkeypatch.setattr("secateur.runs.lessons.distilled", lambda *given: seen.append(given[5]) or distilled(*given))
     net, graph, task = prepared()
     rates = {"finetune_lr": 1e-4, "finetune_lr_low": 0.0}
-    finished(quick(keep_macs=0.5, distill=0.5, distill_features=2.0, **rates), net, graph, task)
+    said: list[Any] = []
+    settings = quick(keep_macs=0.5, distill=0.5, distill_features=2.0, **rates)
+    finished(settings, net, graph, task, progress=said.append)
+    assert "learning from the features that enter last, too" in said
     ticks, tune = seen
     assert ticks is None
     assert tune.weight == 2.0

@@ -43,7 +43,12 @@ def loss_of(run: Run, learning: Learning, features: bool = False) -> Loss:
         return run.task.loss
     teacher = run.copied(teacher)
     weight = learning.distill_features
-    compared = find_features(run, teacher, weight) if features and weight else None
+    compared = None
+    if features and weight:
+        compared = find_features(run, teacher, weight)
+        run.progress(
+            f"learning from the features that {'enter' if compared.entering else 'leave'} {compared.module}, too"
+        )
     amount, temperature = learning.distill, learning.distill_temperature
     return distilled(run.task.loss, teacher, amount, temperature, run.task.output, compared)
 
