@@ -103,7 +103,8 @@ def head_to_head(reference: Sequence[float]) -> list[str]:
     if not rows:
         return []
     missing = " and ".join(what for method, what in PEERS.items() if all(run["method"] != method for run in found))
-    versions = "torch-pruning {torch-pruning}".format(**found[0])
+    tools = ("torch-pruning", "nvidia-modelopt")
+    versions = ", ".join(sorted({f"{tool} {run[tool]}" for run in found for tool in tools if tool in run}))
     heads = ["pruned by", "MACs", "accuracy", "n", "against the reference"]
     return [HEAD_TO_HEAD.format(table=table(heads, rows), versions=versions, missing=missing)]
 

@@ -52,16 +52,15 @@ def find_place(model: nn.Module, graph: ChannelGraph) -> Place:
     names = sorted({name.rpartition(".")[0] for name in graph.final})
     copied = copy_model(model).eval()
     modules = dict(copied.named_modules())
-    last = modules.get(names[0]) if len(names) == 1 else None
+    last: Any = modules.get(names[0]) if len(names) == 1 else None
     convolves = isinstance(last, _ConvNd) and not isinstance(last, _ConvTransposeNd) and last.groups == 1
-    if last is None or not (convolves or type(last) is nn.Linear):
+    if not (convolves or type(last) is nn.Linear):
         wanted = "one linear layer or convolution that gives the scores"
         raise InvalidSetting("there are no features to compare", got=", ".join(names), wanted=wanted, remedy=WITHOUT)
     weight = f"{names[0]}.weight"
     axis, width, channels = 1 if convolves else -1, graph.shapes[weight][1], graph.axes.get((weight, 1))
-    here = int(dict(last.named_parameters())["weight"].shape[1])
     best, most = Place(names[0], True, axis, width, channels), 0
-    for name, size in _outputs(copied, graph, last, here):
+    for name, size in _outputs(copied, graph, last, last.weight.shape[1]):
         if not _leads(copied, graph, modules[name], last, axis):
             break
         if size > most:
